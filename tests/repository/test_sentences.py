@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,12 +17,15 @@ import pytest
 
 from marft.cli import errors
 from marft.cli.terminal import TerminalCallback
-from marft.common.error_origin import error_location, raised_by_marft
+from marft.common.error_origin import error_location
+from marft.common.errors import UserError
 from marft.common.types import Task
 from marft.config.interfaces.environment import Environment
 from marft.config.plugins import Plugin, find_plugin
 from marft.envs.tasks import read_tasks
 from marft.runs.run_folder import parse_step
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -188,23 +191,34 @@ class TestPlaces:
             read_tasks(Choosy(), "train")
 
 
-class TestDeliberate:
+STANDALONE = (  # programs that run without MARFT's modules: in a jail, or on another Python
+    "inference/subprocess_engine/messages.py", "inference/subprocess_engine/server.py",
+    "inference/subprocess_engine/vllm_server.py", "models/template_worker.py", "agents/sandbox/call_filter.py",
+    "code/plain_values.py", "env_process/worker/",
+)  # fmt: skip
+
+
+class TestUserErrors:
     """What MARFT raises itself is the user's mistake; all else is a fault."""
 
-    def raised(self, call: Callable[[], object]) -> bool:
-        with pytest.raises(ValueError) as caught:  # noqa: PT011  whatever it says
-            call()
-        return raised_by_marft(caught.value)
+    def test_marft_raises_no_bare_value_error(self) -> None:
+        """Only a ``UserError`` is printed as it is: a ``ValueError`` counts as a fault."""
+        sources = [path for path in ROOT.glob("packages/*/src/**/*.py") if "ValueError(" in path.read_text("utf-8")]
+        bare = re.compile(r"^\s*(raise|return) ValueError\(", re.MULTILINE)
+        assert [
+            str(path)
+            for path in sources
+            if bare.search(path.read_text("utf-8")) and not any(part in str(path) for part in STANDALONE)
+        ] == []
 
-    def test_what_marft_raises_itself_is(self) -> None:
-        assert self.raised(lambda: find_plugin("environments", "nowhere"))
-        assert raised_by_marft(ValueError("it was made, and raised nowhere yet"))
-
-    def test_what_a_library_raises_is_not(self) -> None:
-        assert not self.raised(lambda: json.loads(""))  # by a ``raise`` of its own
+    def test_what_marft_raises_itself_is_one(self) -> None:
+        with pytest.raises(UserError):
+            find_plugin("environments", "nowhere")
 
     def test_what_comes_of_something_that_marft_calls_is_not(self) -> None:
-        assert not self.raised(lambda: parse_step(Path("step_none")))
+        with pytest.raises(ValueError, match="none") as caught:
+            parse_step(Path("step_none"))
+        assert not isinstance(caught.value, UserError)
 
 
 def test_a_second_ctrl_c_stops_at_once_and_the_handler_goes_with_the_terminal() -> None:

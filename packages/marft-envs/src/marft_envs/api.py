@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from marft.cli.python.arguments import is_path
 from marft.cli.python.commands import load_recipe
+from marft.common.errors import UserError
 from marft.config.interfaces.environment import Environment
 from marft.config.run import RunSettings
 from marft_envs.env_check.target import (
@@ -43,21 +44,21 @@ def check_environment(environment: EnvironmentSpec, /, *, limits: Mapping[str, A
         The findings of all checks.
 
     Raises:
-        ValueError: the environment does not exist, or a key or a limit is invalid.
+        UserError: the environment does not exist, or a key or a limit is invalid.
     """
     from marft_envs.env_check.runner import run_checks
 
     try:
         limits_object = Limits(**limits)
     except TypeError as error:
-        raise ValueError(f"limits: {error}") from None
+        raise UserError(f"limits: {error}") from None
     return run_checks(_find_target(environment, keys), limits_object)
 
 
 def _find_target(environment: object, keys: dict[str, Any]) -> CheckTarget:
     if isinstance(environment, Environment):
         if keys:
-            raise ValueError(f"{environment.name} is an object; set {', '.join(keys)} there, or give its class")
+            raise UserError(f"{environment.name} is an object; set {', '.join(keys)} there, or give its class")
         return target_from_object(environment)
     if isinstance(environment, type) and issubclass(environment, Environment):
         return target_from_table({"name": importable_name(environment), **keys}, str(Path.cwd()))
@@ -67,7 +68,7 @@ def _find_target(environment: object, keys: dict[str, Any]) -> CheckTarget:
         return target_from_table({**environment, **keys}, str(Path.cwd()))
     if is_path(environment):
         return find_target(str(environment), keys)
-    raise ValueError(
+    raise UserError(
         "an environment is its name, an import path, a recipe, a table with a name, a class that derives from "
         f"marft.Environment, or an object of one; this is of type {type(environment).__name__}"
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from marft.cli.template.files import TEAM_TEMPLATES, TemplateResult, check_free
 from marft.common import atomic
+from marft.common.errors import UserError
 from marft.common.packages import package_index
 
 TEAM_SHAPE = "reasoner-actor"
@@ -23,15 +24,15 @@ def package_name(folder: Path) -> str:
     'my_env'
 
     Raises:
-        ValueError: the name cannot be used for a package, or is already installed.
+        UserError: the name cannot be used for a package, or is already installed.
     """
     folder_name = folder.resolve().name
     name = re.sub(r"\W|^(?=\d)", "_", folder_name).lower()
     if not name.strip("_") or not name.isascii() or keyword.iskeyword(name) or name in RESERVED_NAMES:
-        raise ValueError(f"{folder_name!r} cannot be the name of a package; name another folder, such as my_env")
+        raise UserError(f"{folder_name!r} cannot be the name of a package; name another folder, such as my_env")
     spec = importlib.util.find_spec(name)
     if spec is not None and spec.origin is not None:  # a spec without origin is a folder of that name
-        raise ValueError(f"a package {name} is installed already; name another folder, such as my_{name}")
+        raise UserError(f"a package {name} is installed already; name another folder, such as my_{name}")
     return name
 
 
@@ -63,7 +64,7 @@ def write_environment(folder: Path | None) -> TemplateResult:
         folder: default ``my_env``. Its name becomes the name of the package.
 
     Raises:
-        ValueError: a file exists already, or no package can have the folder's name.
+        UserError: a file exists already, or no package can have the folder's name.
     """
     folder = folder or Path("my_env")
     files = render_files(package_name(folder))

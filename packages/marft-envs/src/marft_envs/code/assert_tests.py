@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
+from marft.common.errors import UserError
 from marft_envs.code.comparison import AssertResult, OutputReader
 from marft_envs.code.execution import EncodedCall, FunctionCall, JudgeError, Limits, Outcome, run_programs
 from marft_envs.code.problems import AssertTests
@@ -111,15 +112,15 @@ def split_check(check: str) -> list[str]:
     ['n = 2\\nassert candidate(n) == 4', 'assert candidate(3) == 9']
 
     Raises:
-        ValueError: the text is not Python, has no function ``check``, or asserts nothing.
+        UserError: the text is not Python, has no function ``check``, or asserts nothing.
     """
     try:
         body = ast.parse(check).body
     except SyntaxError as error:
-        raise ValueError(f"is no Python: {error.msg} (line {error.lineno})") from error
+        raise UserError(f"is no Python: {error.msg} (line {error.lineno})") from error
     function = next((node for node in body if isinstance(node, ast.FunctionDef) and node.name == "check"), None)
     if function is None:
-        raise ValueError("defines no function check(candidate)")
+        raise UserError("defines no function check(candidate)")
     setup: list[ast.stmt] = [node for node in body if node is not function]
     tests: list[str] = []
     for node in function.body:
@@ -128,7 +129,7 @@ def split_check(check: str) -> list[str]:
         elif not (isinstance(node, ast.Assert) and isinstance(node.test, ast.Constant)):  # assert True tests nothing
             tests.append("\n".join(map(ast.unparse, [*_required_statements(setup, node), node])))
     if not tests:
-        raise ValueError("asserts nothing")
+        raise UserError("asserts nothing")
     return tests
 
 
@@ -152,7 +153,7 @@ def find_functions(tests: Sequence[str], code: str) -> tuple[str, ...]:
     """Return functions defined in code and called by tests, in the order of their definition.
 
     Raises:
-        ValueError: the code or a test is not Python, or the tests call no defined function.
+        UserError: the code or a test is not Python, or the tests call no defined function.
     """
     try:
         called_names = {
@@ -163,8 +164,8 @@ def find_functions(tests: Sequence[str], code: str) -> tuple[str, ...]:
         }
         defined = [node.name for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)]
     except SyntaxError as error:
-        raise ValueError(f"is no Python: {error.msg} (line {error.lineno})") from error
+        raise UserError(f"is no Python: {error.msg} (line {error.lineno})") from error
     names = tuple(name for name in dict.fromkeys(defined) if name in called_names)
     if not names:
-        raise ValueError(f"call no function that the solution defines ({json.dumps(defined)})")
+        raise UserError(f"call no function that the solution defines ({json.dumps(defined)})")
     return names

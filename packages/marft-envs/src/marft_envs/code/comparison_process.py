@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
+from marft.common.errors import UserError
 from marft.common.processes.process_pool import limit_memory, serve
 from marft.common.texts import truncate
 from marft_envs.code.execution import FunctionCall, Outcome, StdinInput
@@ -23,7 +24,7 @@ def compare_texts(
     """Compare an outcome with its case; return the value in report form, and True if it is right.
 
     Raises:
-        ValueError: the text has no valid value.
+        UserError: the text has no valid value.
     """
     value = decode(text) if is_call else text
     case = Case(FunctionCall("") if is_call else StdinInput(""), tuple(_decode_values(expected)), *rules)
@@ -42,11 +43,11 @@ def parse_assert_result(text: str) -> tuple[bool, list[str], str]:
     """Parse an assert test's result: pass or fail, calls, and error message.
 
     Raises:
-        ValueError: the text has another form.
+        UserError: the text has another form.
     """
     passed, calls, message = decode(text)
     if not (isinstance(passed, bool) and isinstance(calls, list) and isinstance(message, str)):
-        raise ValueError("no word of a test")
+        raise UserError("no word of a test")
     return passed, [call for call in calls if isinstance(call, str)], truncate(message, MAX_VALUE)
 
 

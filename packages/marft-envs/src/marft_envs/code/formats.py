@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from marft.common.errors import UserError
 from marft.config.settings import did_you_mean
 from marft.envs.table_rows import Row
 from marft_envs.code.assert_tests import find_functions, split_check
@@ -81,7 +82,7 @@ def unpack_tests(text: str) -> Any:
     a single text, that text is used; any other pickle is refused.
 
     Raises:
-        ValueError: the column cannot be read. The message names the cause and the remedy.
+        UserError: the column cannot be read. The message names the cause and the remedy.
     """
     if text.lstrip().startswith("["):
         return _parse_json(text)
@@ -89,9 +90,9 @@ def unpack_tests(text: str) -> Any:
         decompressor = zlib.decompressobj()
         decompressed = decompressor.decompress(base64.b64decode(text.encode(), validate=True), MAX_BYTES)
     except (binascii.Error, zlib.error, UnicodeEncodeError) as error:
-        raise ValueError(f"is neither JSON nor compressed tests in base64 ({error})") from error
+        raise UserError(f"is neither JSON nor compressed tests in base64 ({error})") from error
     if decompressor.unconsumed_tail:
-        raise ValueError(f"unpacks to more than {MAX_BYTES >> 20} MiB")
+        raise UserError(f"unpacks to more than {MAX_BYTES >> 20} MiB")
     if decompressed[:1] in (b"[", b"{"):
         return _parse_json(decompressed.decode("utf-8", "replace"))
     return _parse_json(_read_text_pickle(decompressed))
@@ -101,12 +102,12 @@ def _read_text_pickle(pickled: bytes) -> str:
     try:
         steps = [(step.name, argument) for step, argument, _ in pickletools.genops(pickled)]
     except ValueError as error:
-        raise ValueError(f"unpacks to what is neither JSON nor a pickle ({error})") from error
+        raise UserError(f"unpacks to what is neither JSON nor a pickle ({error})") from error
     texts = [argument for name, argument in steps if "UNICODE" in name]
     others = sorted({name for name, _ in steps} - SAFE_OPCODES)
     if others or len(texts) != 1 or not isinstance(texts[0], str):
         more = ", ".join(others[:5]) or "no text"
-        raise ValueError(
+        raise UserError(
             f"holds a pickle that is more than one text ({more}), and reading it would run it; where you trust its "
             "source, write the column anew as JSON: json.dumps(…) of the unpickled tests"
         )
@@ -117,7 +118,7 @@ def _parse_json(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"is not JSON ({error})") from error
+        raise UserError(f"is not JSON ({error})") from error
 
 
 COMPARISON_LOOP = re.compile(
@@ -140,7 +141,7 @@ def parse_evalplus(test: str, entry: str = "") -> list[Case] | None:
         entry: function under test; "" for the name in the test.
 
     Raises:
-        ValueError: the code is from EvalPlus, but compares neither value by value nor as sets.
+        UserError: the code is from EvalPlus, but compares neither value by value nor as sets.
     """
     try:
         module = ast.parse(test).body
@@ -154,7 +155,7 @@ def parse_evalplus(test: str, entry: str = "") -> list[Case] | None:
     loop = next((loop_match for node in body if isinstance(node, ast.For) and (loop_match := _match_loop(node))), None)
     called_names = _called_names(functions["assertion"])
     if loop is None or called_names not in (ELEMENTWISE_CALLS, SET_CALLS) or not _are_call_lists(inputs_list, expected):
-        raise ValueError("has tests of EvalPlus that are more than inputs, results and whether they are equal")
+        raise UserError("has tests of EvalPlus that are more than inputs, results and whether they are equal")
     tolerance = float(loop[2])
     return [
         _make_case(FunctionCall(entry or loop[1], tuple(inputs)), result, tolerance, called_names == SET_CALLS)
@@ -234,7 +235,7 @@ def parse_humaneval(row: Row, example_count: int) -> ParsedRow:  # noqa: ARG001 
     solution = prompt + row.text("canonical_solution")
     definition = re.search(rf"^def\s+{re.escape(entry)}\b", prompt, re.MULTILINE)
     if definition is None or not entry.isidentifier():
-        raise ValueError(f"column 'prompt' does not define {entry!r}")
+        raise UserError(f"column 'prompt' does not define {entry!r}")
     statement = f"Complete this Python function, and give it whole.\n\n```python\n{prompt.rstrip()}\n```"
     plus = parse_evalplus(row.text("test"), entry)
     cases, asserts = (
@@ -269,7 +270,7 @@ def parse_mbpp(row: Row, example_count: int) -> ParsedRow:
     before = "\n".join([*imports, setup, code]) + "\n"
     plus = parse_evalplus(row.text("test")) if "test" in row.cells else None
     if plus is None and _optional_text(row, "test").strip():
-        raise ValueError("has tests beside test_list (column 'test') that are not EvalPlus's, and cannot be read")
+        raise UserError("has tests beside test_list (column 'test') that are not EvalPlus's, and cannot be read")
     count = min(example_count, len(tests) if plus else len(tests) - 1)
     shown_tests = tests[:count] or [f"{name}(…)" for name in names]
     words = row.text("text" if "text" in row.cells else "prompt")
@@ -297,10 +298,10 @@ def parse_apps(row: Row, example_count: int) -> ParsedRow:  # noqa: ARG001  its 
         or not isinstance(tests.get("inputs"), list)
         or not isinstance(tests.get("outputs"), list)
     ):
-        raise ValueError("column 'input_output' holds no table with inputs and outputs")
+        raise UserError("column 'input_output' holds no table with inputs and outputs")
     entry = str(tests.get("fn_name") or "")
     if len(tests["inputs"]) != len(tests["outputs"]):
-        raise ValueError(
+        raise UserError(
             f"column 'input_output' has {len(tests['inputs'])} inputs and {len(tests['outputs'])} outputs; each has one"
         )
     pairs = list(zip(tests["inputs"], tests["outputs"], strict=True))
@@ -334,9 +335,9 @@ def parse_livecodebench(row: Row, example_count: int) -> ParsedRow:  # noqa: ARG
             tests = cells if isinstance(cells, list) else unpack_tests(row.text(column))
             cases[column] = tuple(_livecodebench_case(entry, test) for test in tests)
         except (KeyError, TypeError) as error:
-            raise ValueError(f"column {column!r} holds no tests with input and output ({error!r})") from error
+            raise UserError(f"column {column!r} holds no tests with input and output ({error!r})") from error
         except ValueError as error:
-            raise ValueError(f"column {column!r} {error}") from error
+            raise UserError(f"column {column!r} {error}") from error
     starter = row.text("starter_code").strip() if "starter_code" in row.cells else ""
     statement = f"{row.text('question_content').strip()}\n\n" + (
         f"Begin with:\n{starter}" if starter else STDIN_STATEMENT
@@ -352,9 +353,9 @@ def parse_codeforces(row: Row, example_count: int) -> ParsedRow:  # noqa: ARG001
     Columns: ``description``, ``examples``, ``official_tests``, ``generated_checker``.
     """
     if _optional_text(row, "interaction_format"):
-        raise ValueError("is interactive, and programs here only read and print")
+        raise UserError("is interactive, and programs here only read and print")
     if (mode := _optional_text(row, "input_mode")) not in ("", "stdio"):
-        raise ValueError(f"reads and writes by {mode!r}, and programs here read standard input")
+        raise UserError(f"reads and writes by {mode!r}, and programs here read standard input")
     examples = [_input_output_case(test) for test in _read_list(row, "examples")]
     shown_inputs = {case.input.text for case in examples if isinstance(case.input, StdinInput)}
     official = [_input_output_case(test) for test in _read_list(row, "official_tests")]
@@ -391,9 +392,9 @@ def parse_plain(row: Row, example_count: int) -> ParsedRow:
     if not isinstance(tests, list) or not all(
         isinstance(test, dict) and test.keys() >= {"input", "output"} for test in tests
     ):
-        raise ValueError('column \'tests\' holds no list of tests, such as [{"input": [2], "output": 5}]')
+        raise UserError('column \'tests\' holds no list of tests, such as [{"input": [2], "output": 5}]')
     if entry and not all(isinstance(test["input"], list) for test in tests):
-        raise ValueError("column 'tests': the input of a function is a list of its arguments, such as [2]")
+        raise UserError("column 'tests': the input of a function is a list of its arguments, such as [2]")
     cases = [
         Case(FunctionCall(entry, tuple(test["input"])), (test["output"],), True)
         if entry
@@ -403,7 +404,7 @@ def parse_plain(row: Row, example_count: int) -> ParsedRow:
     count = min(example_count, len(cases) - 1)
     question = row.text("question").strip()
     if not question:
-        raise ValueError("asks nothing")
+        raise UserError("asks nothing")
     statement = "\n".join([question, *map(describe_case, cases[:count]), *([] if entry else [STDIN_STATEMENT])])
     wrong = tuple(_read_texts(row, "wrong")) if "wrong" in row.cells else ()
     problem = Problem(
@@ -439,13 +440,13 @@ def detect_format(row: Row) -> str:
     """Detect the layout from a row's columns.
 
     Raises:
-        ValueError: the columns match no layout.
+        UserError: the columns match no layout.
     """
     name_found = next((name for name, columns in FORMAT_COLUMNS.items() if columns <= row.cells.keys()), "")
     if not name_found:
         wanted = "; ".join(f"{name}: {', '.join(sorted(columns))}" for name, columns in FORMAT_COLUMNS.items())
         suggestion = did_you_mean(str(next(iter(row.cells), "")), set().union(*FORMAT_COLUMNS.values()))
-        raise ValueError(
+        raise UserError(
             f"environment: {row.location}: its columns are of no layout that is known ({wanted}){suggestion}"
         )
     return name_found
@@ -468,7 +469,7 @@ def _parse_tests(
         try:
             ast.parse(before)
         except SyntaxError as error:
-            raise ValueError(f"has a solution that is no Python: {error.msg} (line {error.lineno})") from error
+            raise UserError(f"has a solution that is no Python: {error.msg} (line {error.lineno})") from error
         return (), AssertTests(before, tuple(functions.values()), tuple(tests))
     calls = [(case, case.input) for case in cases if case is not None and isinstance(case.input, FunctionCall)]
     return tuple(replace(case, input=replace(call, entry=functions[call.entry])) for case, call in calls), None
@@ -477,7 +478,7 @@ def _parse_tests(
 def _call_case(entry: str, arguments: Any, expected: Any) -> Case:
     """Build a case with a call. The right result is the output, or the output's first item."""
     if not isinstance(arguments, list):
-        raise ValueError(f"column 'input_output': an input of {entry} is no list of arguments")
+        raise UserError(f"column 'input_output': an input of {entry} is no list of arguments")
     accepted = (expected, expected[0]) if isinstance(expected, list) and expected else (expected,)
     return Case(FunctionCall(entry, tuple(arguments)), accepted, True)
 
@@ -497,7 +498,7 @@ def _livecodebench_case(entry: str, test: Mapping[str, Any]) -> Case:
 
 def _input_output_case(test: Any) -> Case:
     if not isinstance(test, Mapping) or not test.keys() >= {"input", "output"}:
-        raise ValueError("has tests without input and output")
+        raise UserError("has tests without input and output")
     return _text_case(test["input"], test["output"])
 
 
@@ -513,14 +514,14 @@ def _read_json(row: Row, column: str) -> Any:
     try:
         return json.loads(cell)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"column {column!r} is not JSON ({error})") from error
+        raise UserError(f"column {column!r} is not JSON ({error})") from error
 
 
 def _read_texts(row: Row, column: str) -> list[str]:
     cell = row.cell(column)
     cell = _read_json(row, column) if isinstance(cell, str) and cell.strip() else cell or []
     if not isinstance(cell, list) or not all(isinstance(text, str) for text in cell):
-        raise ValueError(f"column {column!r} holds no list of texts")
+        raise UserError(f"column {column!r} holds no list of texts")
     return list(cell)
 
 
@@ -534,7 +535,7 @@ def _read_list(row: Row, column: str) -> list[Any]:
     if cell is None:
         return []
     if not isinstance(cell, list):
-        raise ValueError(f"column {column!r} holds no list of tests")
+        raise UserError(f"column {column!r} holds no list of tests")
     return cell
 
 
@@ -542,5 +543,5 @@ def _read_limit(row: Row, column: str, limit: float) -> float:
     """Return a limit from 0 to ``limit``; 0 if missing."""
     value = row.cells.get(column) or 0.0
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= limit:
-        raise ValueError(f"column {column!r} holds {str(value)[:40]}, which is no limit from 0 to {limit:,}")
+        raise UserError(f"column {column!r} holds {str(value)[:40]}, which is no limit from 0 to {limit:,}")
     return float(value)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from marft.common.errors import UserError
 from marft.common.types import Task
 from marft.config.interfaces.environment import Split
 from marft.envs.splits import assign_split
@@ -49,7 +50,7 @@ def load_problems(tables: Mapping[str, tuple[str, str]], subset: str, options: R
         options: options for reading rows.
 
     Raises:
-        ValueError: a table or a row cannot be read. The message says which, and the remedy.
+        UserError: a table or a row cannot be read. The message says which, and the remedy.
     """
     tasks: dict[Split, list[Task]] = {"train": [], "validation": [], "test": []}
     problems: dict[str, Problem] = {}
@@ -82,16 +83,16 @@ def _read_problems(path: str, subset: str, part: str, options: ReadOptions) -> I
             problem = str(error) if isinstance(error, ValueError) else "is nested too deep to be read"
             if options.skip_ungradable and not problem.startswith("environment:"):
                 continue
-            raise ValueError(_error_message(row, layout, problem)) from error
+            raise UserError(_error_message(row, layout, problem)) from error
         yield number, row.digest, parsed
 
 
 def _parse_row(row: Row, layout: str, options: ReadOptions) -> ParsedRow:
     parsed = FORMATS[layout](row, options.example_count)
     if not parsed.problem.statement.strip():
-        raise ValueError("asks nothing")
+        raise UserError("asks nothing")
     if not parsed.problem.test_count:
-        raise ValueError("has no test that is not shown")
+        raise UserError("has no test that is not shown")
     return parsed
 
 

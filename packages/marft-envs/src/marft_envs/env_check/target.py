@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from marft.common.errors import UserError
 from marft.common.types import AgentProfile
 from marft.config.bundled import bundled_names
 from marft.config.interfaces.environment import Environment
@@ -102,7 +103,7 @@ def find_target(target: str, keys: Mapping[str, Any] = {}) -> CheckTarget:
         keys: settings of the environment, such as ``{"lines": 3}``.
 
     Raises:
-        ValueError: the name is unknown, or a setting is invalid.
+        UserError: the name is unknown, or a setting is invalid.
     """
     path = Path(target)
     if _is_recipe(target):
@@ -160,13 +161,13 @@ def target_from_table(table: Mapping[str, Any], folder: str) -> CheckTarget:
     """Return the subject for an environment's recipe table.
 
     Raises:
-        ValueError: the name is unknown, or a setting is invalid.
+        UserError: the name is unknown, or a setting is invalid.
     """
     register_module_folder(folder)
     try:
         environment = Environment.model_validate(dict(table), context={RECIPE_FOLDER: folder})
     except ValidationError as error:
-        raise ValueError(f"environment {str(table['name'])!r}:\n{format_errors(error, table)}") from None
+        raise UserError(f"environment {str(table['name'])!r}:\n{format_errors(error, table)}") from None
     return CheckTarget(environment, folder=folder)
 
 

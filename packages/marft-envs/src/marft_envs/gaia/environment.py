@@ -20,6 +20,7 @@ from pydantic_core import PydanticCustomError
 
 from marft.agents.answers import graded_text
 from marft.agents.prompt_messages import split_messages
+from marft.common.errors import UserError
 from marft.common.texts import single_line, truncate
 from marft.common.types import JointAction, Observation, Step, Task, ToolCall
 from marft.config.interfaces.environment import Split, tool
@@ -241,7 +242,7 @@ def load_tasks(
         pages: digest of the searchable pages. A task's ``content`` is computed from it and the attached file.
 
     Raises:
-        ValueError: a table is unreadable or a row is invalid.
+        UserError: a table is unreadable or a row is invalid.
     """
     tasks_by_split: dict[Split, list[Task]] = {"train": [], "validation": [], "test": []}
     if test_path:
@@ -270,12 +271,12 @@ def _read_tasks(path: str, files: str, levels: Collection[int], skip_ungradable:
         if not answer.strip() or answer.strip() == HIDDEN_ANSWER:
             if skip_ungradable:
                 continue
-            raise ValueError(
+            raise UserError(
                 f"environment: {row.location}: the answer is not told ({ANSWER_COLUMN!r} is {answer!r}), as in GAIA's "
                 "own test; take its validation questions, or leave such rows out: ungradable = 'skip'"
             )
         if normalize_question(question) in seen:
-            raise ValueError(
+            raise UserError(
                 f"environment: {row.location} asks what {seen[normalize_question(question)]} asks; take one out, so "
                 "that nothing held out is trained on"
             )
@@ -292,7 +293,7 @@ def _read_tasks(path: str, files: str, levels: Collection[int], skip_ungradable:
 def _parse_level(row: Row) -> int:
     text = row.text("Level").strip()
     if text not in ("1", "2", "3"):
-        raise ValueError(f"environment: {row.location}: Level is {text!r}; it is 1, 2 or 3")
+        raise UserError(f"environment: {row.location}: Level is {text!r}; it is 1, 2 or 3")
     return int(text)
 
 
@@ -300,9 +301,9 @@ def _check_file(row: Row, file: str, folder: Path) -> None:
     if not file:
         return
     if Path(file).name != file:
-        raise ValueError(f"environment: {row.location}: file_name is {file!r}; it is a name, without folders")
+        raise UserError(f"environment: {row.location}: file_name is {file!r}; it is a name, without folders")
     if not (folder / file).is_file():
-        raise ValueError(
+        raise UserError(
             f"environment: {row.location}: its file {file!r} is not in {folder}; put it there, or name the folder that "
             "has it: files"
         )
@@ -386,7 +387,7 @@ class Gaia(GeneratedEnvironment):
         """Return the questions of a split, from files or generated.
 
         Raises:
-            ValueError: a file is unreadable or a row is invalid. The message names it and the remedy.
+            UserError: a file is unreadable or a row is invalid. The message names it and the remedy.
         """
         if not (self.path or self.test_path):
             return super().tasks(split)

@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from marft.common.errors import UserError
 from marft.common.texts import replace_surrogates
 from marft.envs.tasks import digest_content
 from marft_envs.shop.search import SearchIndex
@@ -54,10 +55,10 @@ class PageLibrary:
         """Return a page by its number.
 
         Raises:
-            ValueError: the page does not exist. The message is for the agent.
+            UserError: the page does not exist. The message is for the agent.
         """
         if not 1 <= number <= len(self.pages):
-            raise ValueError(f"there is no page {number}; search, and open one by its number")
+            raise UserError(f"there is no page {number}; search, and open one by its number")
         return self.pages[number - 1]
 
 
@@ -65,11 +66,11 @@ def load_library(folder: str) -> PageLibrary:
     """Load all text files under a folder as pages, in alphabetical order, with the file name as title.
 
     Raises:
-        ValueError: the folder has no text files, or a file is unreadable.
+        UserError: the folder has no text files, or a file is unreadable.
     """
     files = sorted(file for file in Path(folder).rglob("*") if file.suffix.lower() in TEXT_SUFFIXES and file.is_file())
     if not files:
-        raise ValueError(
+        raise UserError(
             f"environment.pages: {folder} holds no files of text; pages end with {', '.join(TEXT_SUFFIXES)}"
         )
     return PageLibrary([Page(file.stem, read_text_file(file)) for file in files])
@@ -79,21 +80,21 @@ def read_text_file(file: Path) -> str:
     """Read a text file in UTF-8.
 
     Raises:
-        ValueError: the file is missing, larger than ``MAX_FILE_BYTES`` bytes, or not text.
+        UserError: the file is missing, larger than ``MAX_FILE_BYTES`` bytes, or not text.
     """
     try:
         with file.open("rb") as opened:
             content = opened.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise ValueError(f"{file.name} cannot be read: {error.strerror}") from error
+        raise UserError(f"{file.name} cannot be read: {error.strerror}") from error
     if len(content) > MAX_FILE_BYTES:
-        raise ValueError(f"{file.name} is larger than {MAX_FILE_BYTES // 1_000_000} MB")
+        raise UserError(f"{file.name} is larger than {MAX_FILE_BYTES // 1_000_000} MB")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text:
-        raise ValueError(f"{file.name} is no text in UTF-8, and only texts can be read: tables, JSON, code, pages")
+        raise UserError(f"{file.name} is no text in UTF-8, and only texts can be read: tables, JSON, code, pages")
     return replace_surrogates(text)
 
 
@@ -106,11 +107,11 @@ def text_part(text: str, part: int, part_size: int = PART_CHARACTERS) -> str:
     'six\\n[part 2 of 2]'
 
     Raises:
-        ValueError: the part does not exist.
+        UserError: the part does not exist.
     """
     parts = _split_parts(text, part_size)
     if not 1 <= part <= len(parts):
-        raise ValueError(f"there is no part {part}: it has {len(parts)}")
+        raise UserError(f"there is no part {part}: it has {len(parts)}")
     return parts[part - 1] if len(parts) == 1 else f"{parts[part - 1]}\n[part {part} of {len(parts)}]"
 
 
@@ -135,10 +136,10 @@ class Attachments(NamedTuple):
         """Return the text of a file.
 
         Raises:
-            ValueError: the file does not exist or is not text. The message is for the agent.
+            UserError: the file does not exist or is not text. The message is for the agent.
         """
         if name not in self.files:
             file_names = ", ".join(sorted(self.files)) or "none"
-            raise ValueError(f"there is no file {name[:80]!r}; there are: {file_names}")
+            raise UserError(f"there is no file {name[:80]!r}; there are: {file_names}")
         file = self.files[name]
         return read_text_file(file) if isinstance(file, Path) else file

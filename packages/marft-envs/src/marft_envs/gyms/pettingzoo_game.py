@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.agents.answers import graded_text
+from marft.common.errors import UserError
 from marft.common.seeds import derive_seed
 from marft.common.types import JointAction, Observation, Step, Task
 from marft.config.plugins import import_object
@@ -174,7 +175,7 @@ class PettingZooSession:
         """Create the game and return the first observation.
 
         Raises:
-            ValueError: the game cannot be created, has no ANSI rendering, or lacks an assigned agent.
+            UserError: the game cannot be created, has no ANSI rendering, or lacks an assigned agent.
         """
         settings = self.settings
         if settings.rendering not in ("words", "ansi"):
@@ -182,11 +183,11 @@ class PettingZooSession:
         extra = {"render_mode": "ansi"} if settings.rendering == "ansi" else {}
         self.env = make_pettingzoo_env(settings.game, {**extra, **self.kwargs})
         if settings.rendering == "ansi" and not supports_ansi(self.env):
-            raise ValueError(f"environment.rendering: {settings.game} shows itself in no terminal; take words")
+            raise UserError(f"environment.rendering: {settings.game} shows itself in no terminal; take words")
         agents = list(self.env.possible_agents)
         for role, agent in settings.seats.items():
             if agent not in agents:
-                raise ValueError(f"environment.seats: {role} plays {agent!r}{did_you_mean(agent, agents)}")
+                raise UserError(f"environment.seats: {role} plays {agent!r}{did_you_mean(agent, agents)}")
         self._action_spaces = {
             agent: enumerate_actions(self.env.action_space(agent), settings.action_names) for agent in agents
         }

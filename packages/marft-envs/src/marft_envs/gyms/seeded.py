@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Strict
 
 from marft.common.error_origin import describe_error
+from marft.common.errors import UserError
 from marft.common.packages import install_command
 from marft.common.types import Task
 from marft.common.user_modules import import_user_module
@@ -30,7 +31,7 @@ def make_gymnasium_env(game: str, kwargs: Mapping[str, Any]) -> Any:
     """Create an environment from its Gymnasium id, or from a factory's import path.
 
     Raises:
-        ValueError: the environment does not exist or cannot be created.
+        UserError: the environment does not exist or cannot be created.
     """
     check_installed("gymnasium")
     if _is_path(game):
@@ -47,7 +48,7 @@ def make_pettingzoo_env(game: str, kwargs: Mapping[str, Any]) -> Any:
     """Create an environment from a module with ``env`` or ``parallel_env``, or from a factory's import path.
 
     Raises:
-        ValueError: the environment does not exist or cannot be created.
+        UserError: the environment does not exist or cannot be created.
     """
     check_installed("pettingzoo")
     if _is_path(game):
@@ -55,7 +56,7 @@ def make_pettingzoo_env(game: str, kwargs: Mapping[str, Any]) -> Any:
     module = _import_game(game, game)
     factory = getattr(module, "env", None) or getattr(module, "parallel_env", None)
     if factory is None:
-        raise ValueError(f"environment.game: {game} has neither env nor parallel_env; give 'my_package.module:factory'")
+        raise UserError(f"environment.game: {game} has neither env nor parallel_env; give 'my_package.module:factory'")
     return _call_factory(game, factory, kwargs)
 
 
@@ -63,7 +64,7 @@ def _import_game(module: str, game: str) -> ModuleType:
     """Import a game's module.
 
     Raises:
-        ValueError: the import failed.
+        UserError: the import failed.
     """
     try:
         return import_user_module(module)
@@ -75,7 +76,7 @@ def _import_game(module: str, game: str) -> ModuleType:
             if package == "pettingzoo" and family and isinstance(error, ModuleNotFoundError)
             else ""
         )
-        raise ValueError(f"environment.game: cannot import {game!r}: {describe_error(error)}{hint}") from error
+        raise UserError(f"environment.game: cannot import {game!r}: {describe_error(error)}{hint}") from error
 
 
 def supports_ansi(env: Any) -> bool:
@@ -87,10 +88,10 @@ def check_installed(package: str) -> None:
     """Raise an error if a package is missing.
 
     Raises:
-        ValueError: the package is missing.
+        UserError: the package is missing.
     """
     if find_spec(package) is None:
-        raise ValueError(f"environment: {package} is not installed; {install_command(package)}")
+        raise UserError(f"environment: {package} is not installed; {install_command(package)}")
 
 
 def _is_path(game: str) -> bool:
@@ -106,7 +107,7 @@ def _call_factory(game: str, factory: Callable[..., Any], kwargs: Mapping[str, A
         return factory(**fill_variables(dict(kwargs)))
     except Exception as error:
         message = mask_values(list(variable_values(kwargs)), describe_error(error))
-        raise ValueError(f"environment.game: {game} cannot be made with {dict(kwargs)}: {message}") from error
+        raise UserError(f"environment.game: {game} cannot be made with {dict(kwargs)}: {message}") from error
 
 
 FIRST_SEED: Mapping[Split, int] = {"train": 0, "validation": 10**9, "test": 15 * 10**8}  # first seed of each split
@@ -173,7 +174,7 @@ class SeededEnvironment(Environment):
         """Return the first task's first observation; an unplayable game then fails before training.
 
         Raises:
-            ValueError: the game cannot be played.
+            UserError: the game cannot be played.
         """
         first = self._make_task(FIRST_SEED["train"] + self.seed, 0)
         return self.first_observation(first.data["seed"], first.data["kwargs"])

@@ -13,6 +13,7 @@ import numpy as np
 
 from marft.agents.answers import find_answer, find_statement, is_negated, is_separator
 from marft.agents.answers import match_words as found_alone
+from marft.common.errors import UserError
 
 MAX_ACTIONS = 8192  # maximum actions in a space
 MAX_LISTED = 256  # maximum legal actions at one time
@@ -37,7 +38,7 @@ class ActionSpace:
             mask: one array over actions, or one array per component; None allows all actions.
 
         Raises:
-            ValueError: the mask allows no action, allows too many to list, or does not match the space.
+            UserError: the mask allows no action, allows too many to list, or does not match the space.
         """
         if mask is None:
             return _check_count(tuple(self.values))
@@ -50,11 +51,11 @@ class ActionSpace:
                 if all(row[at] for row, at in zip(rows, parts, strict=True))
             )
         except (IndexError, ValueError, TypeError) as error:
-            raise ValueError(
+            raise UserError(
                 f"the action mask {mask!r:.100} does not fit an action space of {len(self.values)}"
             ) from error
         if not allowed:
-            raise ValueError("the action mask allows no action at all")
+            raise UserError("the action mask allows no action at all")
         return _check_count(allowed)
 
 
@@ -66,7 +67,7 @@ def enumerate_actions(space: Any, names: Sequence[str] = ()) -> ActionSpace:
         names: texts of the actions, in the space's order; () uses their numbers.
 
     Raises:
-        ValueError: the space is of another type or too large, or ``names`` has a wrong length.
+        UserError: the space is of another type or too large, or ``names`` has a wrong length.
     """
     kind = type(space).__name__
     if kind == "Discrete":
@@ -76,18 +77,18 @@ def enumerate_actions(space: Any, names: Sequence[str] = ()) -> ActionSpace:
     elif kind == "MultiBinary":
         sizes, first = [2] * int(prod(space.shape)), 0
     else:
-        raise ValueError(
+        raise UserError(
             f"its actions are a {kind}, and agents choose from few: Discrete, MultiDiscrete, MultiBinary; "
             "wrap it so that it takes one of them, in a factory of yours"
         )
     count = prod(sizes)
     if count > MAX_ACTIONS:
         many = f"{count:,}" if count < MAX_ACTIONS**8 else "countless"
-        raise ValueError(
+        raise UserError(
             f"it has {many} actions, and at most {MAX_ACTIONS:,} are enumerated; wrap it so that it has fewer"
         )
     if names and len(names) != count:
-        raise ValueError(f"environment.action_names: {len(names)} names for {count} actions")
+        raise UserError(f"environment.action_names: {len(names)} names for {count} actions")
     values, parts = dict[str, Any](), dict[str, tuple[int, ...]]()
     for number, places in enumerate(product(*map(range, sizes))):
         value = first + places[0] if kind == "Discrete" else _to_array(space, places)
@@ -150,7 +151,7 @@ def _longest_matches(matches: Sequence[tuple[int, int, str]]) -> list[tuple[int,
 
 def _check_count(texts: tuple[str, ...]) -> tuple[str, ...]:
     if len(texts) > MAX_LISTED:
-        raise ValueError(
+        raise UserError(
             f"{len(texts):,} actions are possible at once, and at most {MAX_LISTED} are listed; have an action mask "
             "allow fewer, or wrap it so that it has fewer"
         )
@@ -180,7 +181,7 @@ def format_value(value: Any, names: Sequence[str] = (), digits: int = 3) -> str:
         digits: significant digits of numbers.
 
     Raises:
-        ValueError: the value has too many numbers or an unsupported type.
+        UserError: the value has too many numbers or an unsupported type.
 
     >>> print(format_value({"hand": (20, 7, 0), "at": np.array([0.12345, -1.0])}))
     hand: 20, 7, 0
@@ -194,12 +195,12 @@ def format_value(value: Any, names: Sequence[str] = (), digits: int = 3) -> str:
         parts = [format_value(part, digits=digits) for part in value]
         return _join_parts(parts, names)
     if not isinstance(value, np.ndarray | np.generic | int | float | bool):
-        raise ValueError(
+        raise UserError(
             f"a {type(value).__name__} cannot be told in words; give rendering = 'my_package.module:function'"
         )
     numbers = np.asarray(value)
     if numbers.size > MAX_NUMBERS:
-        raise ValueError(
+        raise UserError(
             f"{numbers.size:,} numbers ({' × '.join(map(str, numbers.shape))}) are no text that anybody reads; "
             "give rendering = 'my_package.module:function', which tells it in words"
         )

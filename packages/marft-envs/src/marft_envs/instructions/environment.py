@@ -13,6 +13,7 @@ from pydantic import Field, Strict, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.agents.answers import graded_text
+from marft.common.errors import UserError
 from marft.common.types import JointAction, Observation, Step, Task
 from marft.config.interfaces.environment import Split
 from marft.config.settings import NonNegativeCount, did_you_mean
@@ -113,7 +114,7 @@ class Instructions(GeneratedEnvironment):
         """Return the tasks for a split.
 
         Raises:
-            ValueError: a table cannot be read, or a row cannot be used. The message says which, and the remedy.
+            UserError: a table cannot be read, or a row cannot be used. The message says which, and the remedy.
         """
         return self._table_tasks[split] if self.path else super().tasks(split)
 
@@ -125,7 +126,7 @@ class Instructions(GeneratedEnvironment):
         """Generate a topic with instructions that the scripted writer can follow together.
 
         Raises:
-            ValueError: no draw found such instructions.
+            UserError: no draw found such instructions.
         """
         for _ in range(MAX_ATTEMPTS):
             topic = random.choice(TOPICS)
@@ -138,7 +139,7 @@ class Instructions(GeneratedEnvironment):
             ):
                 break
         else:
-            raise ValueError(
+            raise UserError(
                 f"environment: nobody can follow {self.min_instructions} of the kinds {', '.join(self.kinds)} together "
                 f"in {self.max_words} words; name others (kinds), ask for fewer (min_instructions) or for longer texts "
                 "(max_words)"
@@ -199,7 +200,7 @@ class Instructions(GeneratedEnvironment):
             except LookupError as error:
                 if self.unknown == "skip":
                     continue
-                raise ValueError(
+                raise UserError(
                     f"environment: {row.location}: {error.args[0]}; put it right, or leave such rows out "
                     '(unknown = "skip")'
                 ) from error
@@ -214,11 +215,11 @@ def parse_instructions(row: Row) -> list[Instruction]:
 
     Raises:
         LookupError: an instruction is unknown, or lacks a parameter.
-        ValueError: a column is missing or malformed.
+        UserError: a column is missing or malformed.
     """
     names, parameter_tables = (_read_list(row, column) for column in ("instruction_id_list", "kwargs"))
     if len(names) != len(parameter_tables) or not names:
-        raise ValueError(
+        raise UserError(
             f"environment: {row.location}: {len(names)} instructions and {len(parameter_tables)} tables of parameters; "
             "each has one"
         )
@@ -238,12 +239,12 @@ def _read_list(row: Row, column: str) -> list[Any]:
     try:
         cell = json.loads(cell) if isinstance(cell, str) else cell
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"environment: {row.location}: column {column!r} is not JSON: {error}") from error
+        raise UserError(f"environment: {row.location}: column {column!r} is not JSON: {error}") from error
     tables = column != "kwargs" or (
         isinstance(cell, list) and all(isinstance(table_cell, dict | None) for table_cell in cell)
     )
     if not isinstance(cell, list) or not tables:
-        raise ValueError(f"environment: {row.location}: column {column!r} holds no list, as IFEval has it")
+        raise UserError(f"environment: {row.location}: column {column!r} holds no list, as IFEval has it")
     return cell
 
 

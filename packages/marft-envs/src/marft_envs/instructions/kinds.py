@@ -13,6 +13,7 @@ from functools import lru_cache
 from random import Random
 from typing import Any, NamedTuple
 
+from marft.common.errors import UserError
 from marft.common.packages import install_command
 from marft_envs.instructions.texts import (
     LANGUAGE_NAMES,
@@ -229,13 +230,13 @@ def parse_json(text: str) -> Any:
     """Parse the JSON in a text, with or without a code fence.
 
     Raises:
-        ValueError: the text is not JSON.
+        UserError: the text is not JSON.
     """
     stripped = re.sub(r"^```(?:json|Json|JSON)?|```$", "", text.strip()).strip()
     try:
         return json.loads(stripped)
     except RecursionError as error:
-        raise ValueError("too deep") from error
+        raise UserError("too deep") from error
 
 
 def _is_json(text: str) -> bool:
@@ -259,12 +260,12 @@ def _make_validator(schema: str) -> Any:
     """Build a validator from a JSON schema.
 
     Raises:
-        ValueError: the jsonschema package is missing, or the schema is invalid.
+        UserError: the jsonschema package is missing, or the schema is invalid.
     """
     try:
         import jsonschema
     except ImportError as error:
-        raise ValueError(
+        raise UserError(
             f"environment: instructions of JSON schemas need the jsonschema package: {install_command('instructions')}"
         ) from error
     schema_dict = json.loads(schema)
@@ -272,7 +273,7 @@ def _make_validator(schema: str) -> Any:
         cls = jsonschema.validators.validator_for(schema_dict, jsonschema.Draft202012Validator)
         cls.check_schema(schema_dict)
     except jsonschema.SchemaError as error:
-        raise ValueError(f"environment: no JSON schema: {error.message}") from error
+        raise UserError(f"environment: no JSON schema: {error.message}") from error
     return cls(schema_dict)
 
 

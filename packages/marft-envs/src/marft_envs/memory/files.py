@@ -10,6 +10,7 @@ from hashlib import blake2b
 from typing import Any, Literal
 
 from marft.common.atomic import read_text
+from marft.common.errors import UserError
 from marft.common.texts import replace_surrogates
 from marft.common.types import Task
 from marft.config.interfaces.environment import Split
@@ -55,16 +56,16 @@ def read_conversations(path: str, layout: Layout, lines: int) -> list[FileConver
         lines: maximum lines of a session per chunk.
 
     Raises:
-        ValueError: the file cannot be read, or has another layout.
+        UserError: the file cannot be read, or has another layout.
     """
     try:
         rows = json.loads(read_text(path))
     except OSError as error:
-        raise ValueError(f"environment: cannot read {path}: {error.strerror}") from error
+        raise UserError(f"environment: cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"environment: {path} is no JSON in UTF-8: {error}") from error
+        raise UserError(f"environment: {path} is no JSON in UTF-8: {error}") from error
     if not isinstance(rows, list) or not rows:
-        raise ValueError(f"environment: {path} holds no list of conversations, as {layout} has them")
+        raise UserError(f"environment: {path} holds no list of conversations, as {layout} has them")
     parse_row: Callable[[Any, int], FileConversation | None] = (
         _parse_locomo if layout == "locomo" else _parse_longmemeval
     )
@@ -74,13 +75,13 @@ def read_conversations(path: str, layout: Layout, lines: int) -> list[FileConver
             parsed.append(parse_row(row, lines))  # None if it cannot be graded
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             problem = f"has no {error}" if isinstance(error, KeyError) else str(error)
-            raise ValueError(
+            raise UserError(
                 f"environment: {path}, conversation {number} is not laid out as {layout}: {problem}; is layout right?"
             ) from error
     conversations = [conversation for conversation in parsed if conversation is not None]
     twice = find_duplicate(conversation.name for conversation in conversations)
     if twice is not None:
-        raise ValueError(f"environment: {path} has two conversations {twice!r}; take one out, or rename it")
+        raise UserError(f"environment: {path} has two conversations {twice!r}; take one out, or rename it")
     return conversations
 
 
@@ -106,10 +107,10 @@ def build_tasks(
         path: path of the file, for error messages.
 
     Raises:
-        ValueError: there are fewer than three conversations.
+        UserError: there are fewer than three conversations.
     """
     if len(conversations) < 3:
-        raise ValueError(f"environment: {path} has {len(conversations)} conversations: a split each takes three")
+        raise UserError(f"environment: {path} has {len(conversations)} conversations: a split each takes three")
     ordered = sorted(conversations, key=lambda conversation: _hash_chunks(conversation.chunks))
     held_out = -(-len(ordered) // 10)
     parts: dict[Split, Sequence[FileConversation]] = {
@@ -183,7 +184,7 @@ def _parse_longmemeval(row: Any, lines: int) -> FileConversation | None:
 
 def _make_conversation(name: str, chunks: Sequence[Chunk], questions: Sequence[Question]) -> FileConversation:
     if not name or not chunks or not questions:
-        raise ValueError("it has no name, no session with turns, or no questions")
+        raise UserError("it has no name, no session with turns, or no questions")
     return FileConversation(name, tuple(chunks), tuple(questions))
 
 
@@ -195,7 +196,7 @@ def _make_question(kind: Kind, text: str, answer: str, listed: bool = False) -> 
     if kind == "abstention":
         return Question(kind, text, NOT_MENTIONED, ())
     if not normalize_words(answer):
-        raise ValueError(f"the question {text[:80]!r} has no answer that can be compared: {answer[:80]!r}")
+        raise UserError(f"the question {text[:80]!r} has no answer that can be compared: {answer[:80]!r}")
     parts = answer.split(",") if listed else [answer]
     return Question(kind, text, answer, tuple((part.strip(),) for part in parts if part.strip()), listed)
 

@@ -8,6 +8,7 @@ from datetime import date, timedelta
 from random import Random
 from typing import Literal, NamedTuple
 
+from marft.common.errors import UserError
 from marft_envs.memory.conversations import NOT_MENTIONED, Chunk, Kind, Question
 
 Style = Literal["plain", "full"]
@@ -295,7 +296,7 @@ def generate_conversation(shape: ConversationShape, random: Random) -> Generated
         random: source of randomness.
 
     Raises:
-        ValueError: the people have too few facts for the number of questions.
+        UserError: the people have too few facts for the number of questions.
     """
     capacity = shape.days * shape.facts
     builders = (_draw_questions(shape, random) for _ in range(MAX_ATTEMPTS))
@@ -308,7 +309,7 @@ def generate_conversation(shape: ConversationShape, random: Random) -> Generated
         None,
     )
     if builder is None:
-        raise ValueError(
+        raise UserError(
             f"environment: {shape.people} people have too few facts for {shape.questions} questions of the kinds "
             f"{', '.join(shape.kinds)}; ask fewer, of more kinds, or about more people"
         )

@@ -19,6 +19,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from marft.common.errors import UserError
 from marft.envs.tasks import digest_content
 
 Column = npt.NDArray[np.float64]
@@ -189,7 +190,7 @@ DIGITS = 5  # decimal places of a score, as in MLE-bench
 MAX_SHOWN_IDS = 5  # maximum ids in an error message
 
 
-class InvalidSubmissionError(ValueError):
+class InvalidSubmissionError(UserError):
     """Error for an ungradable submission; the message is for the team."""
 
 

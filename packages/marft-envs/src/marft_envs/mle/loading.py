@@ -23,6 +23,7 @@ import yaml
 
 from marft.agents.sandbox.runner import SandboxSettings
 from marft.common.atomic import check_regular_file, read_text
+from marft.common.errors import UserError
 from marft.config.settings import did_you_mean
 from marft_envs.mle.competition import (
     METRIC_ALIASES,
@@ -42,7 +43,7 @@ def find_competitions(folder: str) -> dict[str, Path]:
     """Return competition folders by name: the folder itself, or its subfolders.
 
     Raises:
-        ValueError: the folder holds no competition.
+        UserError: the folder holds no competition.
     """
     root = Path(folder)
     places = (
@@ -51,7 +52,7 @@ def find_competitions(folder: str) -> dict[str, Path]:
         else sorted(folder_option for folder_option in root.glob("*") if _find_parts(folder_option))
     )
     if not places:
-        raise ValueError(
+        raise UserError(
             f"environment.path: {folder} holds no competition; one is a folder with public/ and private/ (or both in "
             "prepared/), description.md and leaderboard.csv"
         )
@@ -66,7 +67,7 @@ def read_competition(folder: Path, metrics: Mapping[str, str]) -> Competition:
         metrics: metric by competition name; overrides the competition's configuration.
 
     Raises:
-        ValueError: a part is missing or invalid. The message names it and the remedy.
+        UserError: a part is missing or invalid. The message names it and the remedy.
     """
     parts = _find_parts(folder)
     assert parts, "competitions have been looked for"
@@ -74,7 +75,7 @@ def read_competition(folder: Path, metrics: Mapping[str, str]) -> Competition:
     public_files = _read_public(folder, public)
     sample = next((public_files[name] for name in SAMPLE_NAMES if name in public_files), None)
     if sample is None:
-        raise ValueError(
+        raise UserError(
             f"environment: {folder}: {public.name}/ has no sample_submission.csv, which says what is predicted"
         )
     metric = _find_metric(folder, metrics)
@@ -82,7 +83,7 @@ def read_competition(folder: Path, metrics: Mapping[str, str]) -> Competition:
         (folder_option for folder_option in (folder, public) if (folder_option / "description.md").is_file()), None
     )
     if description is None:
-        raise ValueError(f"environment: {folder} has no description.md, which is what teams are told")
+        raise UserError(f"environment: {folder} has no description.md, which is what teams are told")
     columns = _read_columns(folder, sample)
     answers = _read_answers(folder, private, columns)
     description_file = description / "description.md"
@@ -104,7 +105,7 @@ def _read_public(folder: Path, public: Path) -> dict[str, bytes]:
     files = sorted(file for file in public.rglob("*") if file.is_file())
     megabytes = sum(file.stat().st_size for file in files) / 1e6
     if megabytes > MAX_MB:
-        raise ValueError(
+        raise UserError(
             f"environment: {folder}: its public files have {megabytes:.0f} MB, and each run of a program is given all "
             f"of them; take a competition of at most {MAX_MB} MB, or a part of its rows"
         )
@@ -119,7 +120,7 @@ def _find_metric(folder: Path, metrics: Mapping[str, str]) -> str:
             config_table = yaml.safe_load(config.read_text(encoding="utf-8"))
             metric_name = str(config_table["grader"]["name"])
         except (yaml.YAMLError, KeyError, TypeError, UnicodeDecodeError) as error:
-            raise ValueError(f"environment: {config} names no grader ({error}); name one: metrics") from error
+            raise UserError(f"environment: {config} names no grader ({error}); name one: metrics") from error
     normalized = metric_name.lower().replace("_", "-").replace(" ", "-")
     metric = next(
         (name for name in METRICS if name.replace("_", "-") == normalized), METRIC_ALIASES.get(normalized, "")
@@ -128,7 +129,7 @@ def _find_metric(folder: Path, metrics: Mapping[str, str]) -> str:
         problem = (
             f"is graded by {metric_name!r}, which is none of ours" if metric_name else "does not say how it is graded"
         )
-        raise ValueError(
+        raise UserError(
             f"environment: {folder} {problem}{did_you_mean(metric_name, METRICS)}; name its metric: metrics = "
             f"{{ {folder.name} = 'rmse' }}"
         )
@@ -139,7 +140,7 @@ def _read_columns(folder: Path, sample: bytes) -> tuple[str, str]:
     with _reading_errors(folder / "sample_submission.csv"):
         header = next(csv.reader(sample.decode("utf-8-sig").splitlines()), [])
     if len(header) != 2:
-        raise ValueError(
+        raise UserError(
             f"environment: {folder}: its submissions have {len(header)} columns; those of an id and one prediction "
             "can be graded here"
         )
@@ -158,9 +159,9 @@ def _read_answers(folder: Path, private: Path, columns: tuple[str, str]) -> dict
             without_answer = [name for name, answer in id_answer_pairs if answer is None]
             for problem, names in (("comes twice", duplicates), ("has no answer", without_answer)):
                 if names:
-                    raise ValueError(f"environment: {table}: {columns[0]} {names[0]!r} {problem}")
+                    raise UserError(f"environment: {table}: {columns[0]} {names[0]!r} {problem}")
             return {name: answer.strip() for name, answer in id_answer_pairs}
-    raise ValueError(
+    raise UserError(
         f"environment: {folder}: no table in {private.name}/ has the columns of a submission: {', '.join(columns)}"
     )
 
@@ -168,19 +169,19 @@ def _read_answers(folder: Path, private: Path, columns: tuple[str, str]) -> dict
 def _read_leaderboard(folder: Path, metric: str) -> Leaderboard:
     file = folder / "leaderboard.csv"
     if not file.is_file():
-        raise ValueError(f"environment: {folder} has no leaderboard.csv, which medals are given by")
+        raise UserError(f"environment: {folder} has no leaderboard.csv, which medals are given by")
     try:
         with file.open(encoding="utf-8-sig", newline="") as opened:
             scores = [float(row["score"]) for row in csv.DictReader(opened)]
         if not all(map(math.isfinite, scores)):
-            raise ValueError("one is not finite")
+            raise UserError("one is not finite")
     except (KeyError, ValueError, TypeError, csv.Error) as error:
-        raise ValueError(f"environment: {file} has no column score of numbers: {error}") from error
+        raise UserError(f"environment: {file} has no column score of numbers: {error}") from error
     if not scores:
-        raise ValueError(f"environment: {file} holds no teams")
+        raise UserError(f"environment: {file} holds no teams")
     lower_is_better = METRICS[metric].lower_is_better
     if (scores[0] < scores[-1]) != lower_is_better and scores[0] != scores[-1]:
-        raise ValueError(
+        raise UserError(
             f"environment: {file} begins with {scores[0]:g} and ends with {scores[-1]:g}, and the best by {metric} has "
             f"the {'lowest' if lower_is_better else 'highest'} score; order it from the best on, or name another metric"
         )
@@ -193,27 +194,25 @@ def _reading_errors(file: Path) -> Iterator[None]:
     try:
         yield
     except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(
-            f"environment: {file} cannot be read as text in UTF-8, or as a table of it: {error}"
-        ) from error
+        raise UserError(f"environment: {file} cannot be read as text in UTF-8, or as a table of it: {error}") from error
 
 
 def check_limits(name: str, competition: Competition, limits: SandboxSettings) -> None:
     """Check that the sandbox limits leave room for the public files and for correct predictions.
 
     Raises:
-        ValueError: no program could earn a reward under these limits.
+        UserError: no program could earn a reward under these limits.
     """
     folders = {parent for file in competition.public for parent in PurePath(file).parents}
     files_needed = len(competition.public) + len(folders) + 2  # plus the program and its submission
     if files_needed > limits.files:
-        raise ValueError(
+        raise UserError(
             f"environment: {name}: its {len(competition.public):,} public files take {files_needed:,} of the "
             f"{limits.files:,} that a run of a program may have; set environment.limits.files = {files_needed}"
         )
     kilobytes = math.ceil(sum(len(f"{key},{value}\n".encode()) for key, value in competition.answers.items()) / 1024)
     if kilobytes > limits.output_kb:
-        raise ValueError(
+        raise UserError(
             f"environment: {name}: right predictions alone take {kilobytes:,} KB, and a program may give back "
             f"{limits.output_kb:,}; set environment.limits.output_kb = {2 * kilobytes}"
         )
@@ -224,12 +223,12 @@ def _check_competition(folder: Path, competition: Competition, sample: bytes) ->
     try:
         parse_predictions(sample.decode("utf-8-sig"), competition.columns, list(competition.answers))
     except (InvalidSubmissionError, UnicodeDecodeError) as error:
-        raise ValueError(f"environment: {folder}: its sample does not fit its answers: {error}") from error
+        raise UserError(f"environment: {folder}: its sample does not fit its answers: {error}") from error
     answer_table = io.StringIO()
     csv.writer(answer_table).writerows([competition.columns, *competition.answers.items()])
     try:
         competition.score(answer_table.getvalue())
     except InvalidSubmissionError as error:
-        raise ValueError(
+        raise UserError(
             f"environment: {folder}: its own answers cannot be graded by {competition.metric}: {error}"
         ) from error

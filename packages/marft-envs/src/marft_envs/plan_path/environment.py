@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from marft.agents.prompt_messages import split_messages
+from marft.common.errors import UserError
 from marft.common.types import Observation, Task
 from marft.config.settings import Names
 from marft.envs.scripted_policy import PolicyInput
@@ -139,7 +140,7 @@ class PlanPath(GridEnvironment):
         """Generate a maze with a shortest path between ``min_moves`` and ``max_moves`` moves.
 
         Raises:
-            ValueError: no such maze was found in ``MAX_ATTEMPTS`` draws.
+            UserError: no such maze was found in ``MAX_ATTEMPTS`` draws.
         """
         for _ in range(MAX_ATTEMPTS):
             rows = self._draw_rows(random)
@@ -150,7 +151,7 @@ class PlanPath(GridEnvironment):
                 return GeneratedTask(
                     canonical_text(maze.rows), self._build_observation(MazeState(maze, maze.start), "").text, data
                 )
-        raise ValueError(
+        raise UserError(
             f"environment {self.name!r}: of {MAX_ATTEMPTS:,} mazes of size {self.size} with a share of {self.walls:g} "
             f"walls none has a shortest way of {self.min_moves} to {self.max_moves or self.size**2} moves; lower "
             "min_moves or walls, or raise max_moves or size"

@@ -18,6 +18,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from marft.common.errors import UserError
 from marft.common.types import Task
 from marft.config.settings import Fraction, Names
 from marft.envs.scripted_policy import PolicyInput
@@ -273,14 +274,14 @@ def draw_kitchen(random: Random, settings: Rooms) -> tuple[KitchenLayout, int, i
     """Generate a kitchen, its deadline in time steps, and the number of environment steps of a scripted run.
 
     Raises:
-        ValueError: scripted players finished none of ``MAX_ATTEMPTS`` kitchens.
+        UserError: scripted players finished none of ``MAX_ATTEMPTS`` kitchens.
     """
     for _ in range(MAX_ATTEMPTS):
         layout = _draw_layout(random, settings)
         time, steps = simulate_run(layout, settings)
         if time:
             return layout, math.ceil(time * (1 + settings.slack)), steps
-    raise ValueError(
+    raise UserError(
         f"environment: none of {MAX_ATTEMPTS} kitchens could be run with rooms = {settings.rooms}, narrow = "
         f"{settings.narrow:g}, locked = {settings.locked} and crates = {settings.crates}; make fewer rooms "
         "narrow, or shut fewer doors"

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.agents.prompt_messages import split_messages
+from marft.common.errors import UserError
 from marft.common.types import Observation, Task
 from marft.config.settings import Names, NonNegative
 from marft.envs.scripted_policy import PolicyInput
@@ -183,7 +184,7 @@ class Sokoban(GridEnvironment):
         """Generate a room with a shortest solution between ``min_moves`` and ``max_moves`` moves.
 
         Raises:
-            ValueError: no such room was found in ``MAX_ATTEMPTS`` draws.
+            UserError: no such room was found in ``MAX_ATTEMPTS`` draws.
         """
         for _ in range(MAX_ATTEMPTS):
             empty_room = generate_room(self.size, self.boxes, random)
@@ -198,7 +199,7 @@ class Sokoban(GridEnvironment):
                     "boxes": self.boxes,
                 }
                 return GeneratedTask(canonical_content(state), self._build_observation(state, "").text, data)
-        raise ValueError(
+        raise UserError(
             f"environment {self.name!r}: of {MAX_ATTEMPTS} rooms of size {self.size} with {self.boxes} boxes none "
             f"takes {self.min_moves} to {self.max_moves or 'any number of'} moves; lower min_moves or boxes, or raise "
             "max_moves or size"

@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from marft.agents.answers import graded_text
 from marft.agents.prompt_messages import split_messages
+from marft.common.errors import UserError
 from marft.common.types import JointAction, Observation, Step, Task
 from marft.config.settings import Names, NonNegativeCount
 from marft.envs.scripted_policy import PolicyInput
@@ -236,7 +237,7 @@ class Sudoku(GeneratedEnvironment):
         """Generate a puzzle.
 
         Raises:
-            ValueError: no puzzle with this number of blank cells was found in ``MAX_ATTEMPTS`` draws.
+            UserError: no puzzle with this number of blank cells was found in ``MAX_ATTEMPTS`` draws.
         """
         blanks = random.randint(self.min_blanks or self.blanks, self.blanks)
         for _ in range(MAX_ATTEMPTS):
@@ -251,7 +252,7 @@ class Sudoku(GeneratedEnvironment):
                 }
                 return GeneratedTask(canonical_text(board), self.build_observation(board, "").text, data)
         condition = " that singles lead to" if self.singles else ""
-        raise ValueError(
+        raise UserError(
             f"environment {self.name!r}: of {MAX_ATTEMPTS} solutions of size {self.size} none has a puzzle with "
             f"{blanks} blanks{condition}; lower blanks" + (", or set singles = false" if self.singles else "")
         )

@@ -12,6 +12,7 @@ from pydantic import Field, Strict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.agents.answers import graded_text
+from marft.common.errors import UserError
 from marft.common.types import JointAction, Observation, Step, Task
 from marft.config.settings import Fraction, Names, NonEmptyString, NonNegativeCount, PlainTable, did_you_mean
 from marft.envs.scripted_policy import PolicyInput
@@ -142,11 +143,11 @@ class TextArenaSession:
         """Return the team's reward and the rewards of single agents.
 
         Raises:
-            ValueError: players of a game declared as cooperative earned different payoffs.
+            UserError: players of a game declared as cooperative earned different payoffs.
         """
         assignment = self.assignment
         if assignment.cooperative and max(payoffs) - min(payoffs) > 1e-9:
-            raise ValueError(
+            raise UserError(
                 "the players of a game that is played together (cooperative = true) earned "
                 f"{', '.join(map(str, payoffs))}; they play against each other: set cooperative = false"
             )
@@ -270,11 +271,11 @@ class TextArena(GeneratedEnvironment):
         """Rules for a built-in game; None for a TextArena game.
 
         Raises:
-            ValueError: the name has no version suffix, but is not a built-in game.
+            UserError: the name has no version suffix, but is not a built-in game.
         """
         if self._built_in is None and "-" not in self.game:
             hint = did_you_mean(self.game, BUILT_IN_GAMES)
-            raise ValueError(f"there is no game {self.game!r}{hint}; those of TextArena end in a version, as Nim-v0")
+            raise UserError(f"there is no game {self.game!r}{hint}; those of TextArena end in a version, as Nim-v0")
         return self._built_in.model_validate(self.params) if self._built_in else None
 
     @property

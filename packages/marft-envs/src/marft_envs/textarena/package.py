@@ -21,6 +21,7 @@ from random import Random
 from typing import Any
 
 from marft.common.error_origin import describe_error
+from marft.common.errors import UserError
 from marft.common.packages import install_command
 from marft.config.settings import did_you_mean
 from marft_envs.textarena.games import LOSS_PAYOFF, WIN_PAYOFF
@@ -65,7 +66,7 @@ def list_games() -> list[str]:
     """Return every TextArena game id.
 
     Raises:
-        ValueError: the package is not installed.
+        UserError: the package is not installed.
     """
     return sorted(_game_registry())
 
@@ -74,11 +75,11 @@ def check_game(game: str, params: Mapping[str, object], players: int, data: str)
     """Start a game once, to check its settings.
 
     Raises:
-        ValueError: the game does not exist, a parameter or the number of players is invalid, or a requirement is
+        UserError: the game does not exist, a parameter or the number of players is invalid, or a requirement is
             missing.
     """
     if game not in _game_registry():
-        raise ValueError(f"TextArena has no game {game!r}{did_you_mean(game, _game_registry())}")
+        raise UserError(f"TextArena has no game {game!r}{did_you_mean(game, _game_registry())}")
     TextArenaMatch(game, params, players, 0, data)
 
 
@@ -86,7 +87,7 @@ class TextArenaMatch:
     """A match in a TextArena game.
 
     Raises:
-        ValueError: the game cannot be started. The message gives the remedy.
+        UserError: the game cannot be started. The message gives the remedy.
     """
 
     def __init__(self, game: str, params: Mapping[str, object], players: int, seed: int, data: str = "") -> None:
@@ -99,9 +100,9 @@ class TextArenaMatch:
             try:
                 self._env.reset(num_players=players, seed=seed)
             except AssertionError as error:
-                raise ValueError(f"game {game!r} is not for {players} players: {error}") from error
+                raise UserError(f"game {game!r} is not for {players} players: {error}") from error
             except ValueError as error:
-                raise ValueError(f"game {game!r} cannot be begun by {players} players: {error}") from error
+                raise UserError(f"game {game!r} cannot be begun by {players} players: {error}") from error
             except LookupError as error:
                 raise _data_error(game, data, error) from error
         self._update_view()
@@ -149,7 +150,7 @@ class TextArenaMatch:
         if not isinstance(reward, int | float) and self._has_invalid_move(player):
             return LOSS_PAYOFF
         if not isinstance(reward, int | float) or not math.isfinite(reward):
-            raise ValueError(f"the game paid {reward!r}, which is no finite number")
+            raise UserError(f"the game paid {reward!r}, which is no finite number")
         return min(max(float(reward), LOSS_PAYOFF), WIN_PAYOFF)
 
     def _error_count(self) -> int:
@@ -162,7 +163,7 @@ class TextArenaMatch:
 
 def _game_registry() -> Mapping[str, Any]:
     if find_spec("textarena") is None:
-        raise ValueError(
+        raise UserError(
             "environment 'textarena' needs a package that is not installed: "
             f"{install_command('textarena')}; games of our own need none"
         )
@@ -175,17 +176,17 @@ def _create_game(game: str, params: Mapping[str, object], data: str) -> Any:
     try:
         source = inspect.getsource(import_module(entry.partition(":")[0]))
         if any(word in source for word in MODEL_JUDGE_NAMES):
-            raise ValueError(f"game {game!r} asks a model over the network, and none is reached here; take another")
+            raise UserError(f"game {game!r} asks a model over the network, and none is reached here; take another")
         env = textarena.make(game, **params)
     except LookupError as error:
         raise _data_error(game, data, error) from error
     except TypeError as error:
-        raise ValueError(f"params: game {game!r} does not take them: {error}") from error
+        raise UserError(f"params: game {game!r} does not take them: {error}") from error
     except SyntaxError as error:
         version = ".".join(map(str, sys.version_info[:2]))
-        raise ValueError(f"game {game!r} is written for a newer Python than {version}; take another") from error
+        raise UserError(f"game {game!r} is written for a newer Python than {version}; take another") from error
     except ImportError as error:
-        raise ValueError(f"game {game!r} needs a package that is not installed: {describe_error(error)}") from error
+        raise UserError(f"game {game!r} needs a package that is not installed: {describe_error(error)}") from error
     patch_random("textarena")
     return env
 
@@ -196,7 +197,7 @@ def _data_error(game: str, data: str, error: LookupError) -> Exception:
         return error
     first_line = next((line.strip() for line in str(error).splitlines() if line.strip(" *")), type(error).__name__)
     data_status = f"{data} does not hold them" if data else "no folder is given"
-    return ValueError(
+    return UserError(
         f"game {game!r} needs word lists, and {data_status} ({first_line}); fetch them once where there is a network, "
         "python -m nltk.downloader -d FOLDER words averaged_perceptron_tagger_eng, and give data = 'FOLDER'"
     )
@@ -206,7 +207,7 @@ def _data_error(game: str, data: str, error: LookupError) -> Exception:
 def _offline(data: str) -> Iterator[None]:
     """Context manager: read word lists from a folder and disable downloads."""
     if data and not os.path.isdir(data):  # noqa: PTH112  False for a path that is too long
-        raise ValueError(f"data: there is no folder {data}; give the one that nltk's word lists lie in")
+        raise UserError(f"data: there is no folder {data}; give the one that nltk's word lists lie in")
     if find_spec("nltk") is None:
         yield
         return

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from marft.common.atomic import read_text
 from marft.common.error_origin import describe_error
+from marft.common.errors import UserError
 from marft.common.texts import truncate
 from marft.common.types import Task
 from marft.envs.table_files import find_duplicate
@@ -56,19 +57,19 @@ def read_benchmark_text(path: str) -> str:
     """Read a text file.
 
     Raises:
-        ValueError: the file cannot be read.
+        UserError: the file cannot be read.
     """
     try:
         return read_text(path)
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"environment.data: {path} cannot be read ({error}); give the path of the file") from error
+        raise UserError(f"environment.data: {path} cannot be read ({error}); give the path of the file") from error
 
 
 def read_json(path: str) -> Any:
     """Read a JSON file.
 
     Raises:
-        ValueError: the file cannot be read, or is not JSON.
+        UserError: the file cannot be read, or is not JSON.
     """
     return parse_json(read_benchmark_text(path), path)
 
@@ -77,19 +78,19 @@ def parse_json(text: str, location: str) -> Any:
     """Parse JSON text.
 
     Raises:
-        ValueError: the text is not JSON; the message names ``location``.
+        UserError: the text is not JSON; the message names ``location``.
     """
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"environment.data: {location} is no JSON: {error}") from error
+        raise UserError(f"environment.data: {location} is no JSON: {error}") from error
 
 
 def read_json_lines(path: str) -> list[tuple[str, Record]]:
     """Read the objects in a JSONL file, each with its position: ``tasks.json, line 3``.
 
     Raises:
-        ValueError: a line is not a JSON object.
+        UserError: a line is not a JSON object.
     """
     rows = []
     for number, line in enumerate(read_benchmark_text(path).split("\n"), 1):
@@ -103,10 +104,10 @@ def require_table(value: object, location: str) -> Record:
     """Return ``value`` if it is a table.
 
     Raises:
-        ValueError: the value is not a JSON object.
+        UserError: the value is not a JSON object.
     """
     if not isinstance(value, dict):
-        raise ValueError(f"environment.data: {location} is {truncate(repr(value), 100)}, and must be a JSON object")
+        raise UserError(f"environment.data: {location} is {truncate(repr(value), 100)}, and must be a JSON object")
     return value
 
 
@@ -114,13 +115,13 @@ def require_field(row: RecordView, name: str, kind: type | tuple[type, ...], loc
     """Return a required field from a table.
 
     Raises:
-        ValueError: the field is missing, or has another type.
+        UserError: the field is missing, or has another type.
     """
     value = row.get(name)
     if not isinstance(value, kind):
         names = " or ".join(type_item.__name__ for type_item in (kind if isinstance(kind, tuple) else (kind,)))
         value_text = truncate(repr(value), 100) if name in row else "missing"
-        raise ValueError(f"environment.data: {location}: {name!r} is {value_text}, and must be of type {names}")
+        raise UserError(f"environment.data: {location}: {name!r} is {value_text}, and must be of type {names}")
     return value
 
 
@@ -128,7 +129,7 @@ def optional_list(row: RecordView, name: str, location: str) -> list[Any]:
     """Return a list field from a table; empty if missing or null.
 
     Raises:
-        ValueError: the field is not a list.
+        UserError: the field is not a list.
     """
     return [] if row.get(name) is None else list(require_field(row, name, list, location))
 
@@ -137,14 +138,14 @@ def text_list(row: RecordView, name: str, location: str) -> list[str]:
     """Return a list field as strings; numbers are converted.
 
     Raises:
-        ValueError: the field is not a list, or has an item that is neither text nor a number.
+        UserError: the field is not a list, or has an item that is neither text nor a number.
     """
     values = optional_list(row, name, location)
     bad_value = next(
         (item for item in values if isinstance(item, bool) or not isinstance(item, str | int | float)), None
     )
     if bad_value is not None:
-        raise ValueError(
+        raise UserError(
             f"environment.data: {location}: {name!r} holds {truncate(repr(bad_value), 100)}, and must hold texts"
         )
     return [str(item) for item in values]
@@ -154,11 +155,11 @@ def check_records(tables: Database, names: Sequence[str], world: str, location: 
     """Check that a world's tables exist and contain records.
 
     Raises:
-        ValueError: a table is missing, or has a value that is not a record.
+        UserError: a table is missing, or has a value that is not a record.
     """
     missing = [name for name in names if name not in tables]
     if missing:
-        raise ValueError(
+        raise UserError(
             f"environment.data.database: {location} has no table of {' and '.join(missing)}, which the world "
             f"{world!r} needs; give the database of that domain, or name the other world"
         )
@@ -171,13 +172,11 @@ def require_tables(value: object, names: Sequence[str], location: str) -> dict[s
     """Return the tables in a JSON value, each with records by key.
 
     Raises:
-        ValueError: the value is not an object, or a table in ``names`` is missing.
+        UserError: the value is not an object, or a table in ``names`` is missing.
     """
     tables = require_table(value, location)
     if not set(names) <= tables.keys():
-        raise ValueError(
-            f"environment.data: {location} has no {' or '.join(names)}; it must hold tables of these names"
-        )
+        raise UserError(f"environment.data: {location} has no {' or '.join(names)}; it must hold tables of these names")
     return {name: require_table(rows, f"{location}: {name}") for name, rows in tables.items() if isinstance(rows, dict)}
 
 
@@ -190,11 +189,11 @@ def read_tau_tables(folder: str) -> dict[str, Record]:
     The files are users.json, and orders.json with products.json, or flights.json with reservations.json.
 
     Raises:
-        ValueError: users.json is missing, or a table cannot be read.
+        UserError: users.json is missing, or a table cannot be read.
     """
     present = [name for name in TABLES if (Path(folder) / f"{name}.json").exists()]
     if "users" not in present:
-        raise ValueError(
+        raise UserError(
             f"environment.data.database: {folder} has no users.json; give the folder tau_bench/envs/…/data of a domain"
         )
     paths = {name: str(Path(folder) / f"{name}.json") for name in present}
@@ -207,7 +206,7 @@ def read_tau_tasks(path: str) -> list[Task]:
     Each task has an instruction for the user's role, reference calls, and texts that the user must receive.
 
     Raises:
-        ValueError: the file has another layout.
+        UserError: the file has another layout.
     """
     if path.endswith(".py"):
         rows = _read_python_tasks(path)
@@ -216,7 +215,7 @@ def read_tau_tasks(path: str) -> list[Task]:
     else:
         loaded = read_json(path)
         if not isinstance(loaded, list):
-            raise ValueError(f"environment.data.tasks: {path} must be a list of tasks")
+            raise UserError(f"environment.data.tasks: {path} must be a list of tasks")
         rows = [(f"{path}, task {number}", require_table(row, path)) for number, row in enumerate(loaded)]
     return [
         _parse_tau_task(row, location, f"{Path(path).stem}/{number}") for number, (location, row) in enumerate(rows)
@@ -226,7 +225,7 @@ def read_tau_tasks(path: str) -> list[Task]:
 def _parse_tau_task(row: Record, location: str, name: str) -> Task:
     words = require_field(row, "instruction", str, location)
     if not words.strip():
-        raise ValueError(
+        raise UserError(
             f"environment.data.tasks: {location}: 'instruction' is empty; fill it in, or leave the task out"
         )
     calls = []
@@ -245,10 +244,10 @@ def _read_python_tasks(path: str) -> list[tuple[str, Record]]:
         tree = ast.parse(read_benchmark_text(path))
     except (SyntaxError, RecursionError, MemoryError) as error:
         problem = error.msg if isinstance(error, SyntaxError) else "it is nested too deep"
-        raise ValueError(f"environment.data.tasks: {path} is no Python: {problem}") from error
+        raise UserError(f"environment.data.tasks: {path} is no Python: {problem}") from error
     task_calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_call_to(node, "Task")]
     if not task_calls:
-        raise ValueError(f"environment.data.tasks: {path} has no Task(…); give tasks_test.py of a domain, or JSON")
+        raise UserError(f"environment.data.tasks: {path} has no Task(…); give tasks_test.py of a domain, or JSON")
     return [(f"{path}, line {node.lineno}", _keyword_arguments(node, path)) for node in task_calls]
 
 
@@ -260,7 +259,7 @@ def _keyword_arguments(node: ast.Call, path: str) -> Record:
     try:
         return {word.arg: _literal_value(word.value) for word in node.keywords if word.arg}
     except (ValueError, TypeError, RecursionError, MemoryError) as error:
-        raise ValueError(f"environment.data.tasks: {path}, line {node.lineno}: {describe_error(error)}") from error
+        raise UserError(f"environment.data.tasks: {path}, line {node.lineno}: {describe_error(error)}") from error
 
 
 def _literal_value(node: ast.expr) -> Any:
@@ -285,7 +284,7 @@ def read_tau2_tables(path: str) -> dict[str, Record]:
     """Read the tables in a ``db.json``.
 
     Raises:
-        ValueError: the file has no users.
+        UserError: the file has no users.
     """
     return require_tables(read_json(path), ("users",), path)
 
@@ -297,13 +296,13 @@ def read_tau2_tasks(path: str) -> list[Task]:
     a model judge (``nl_assertions``) are not graded; the task's data lists them as ``not_checked``.
 
     Raises:
-        ValueError: the file has another layout, or a task has its own initial state, tools for the user, or another
+        UserError: the file has another layout, or a task has its own initial state, tools for the user, or another
             reward basis.
     """
     loaded = read_json(path)
     rows = require_table(loaded, path).get("tasks") if isinstance(loaded, dict) else loaded
     if not isinstance(rows, list):
-        raise ValueError(f"environment.data.tasks: {path} must be a list of tasks, or a table with one under 'tasks'")
+        raise UserError(f"environment.data.tasks: {path} must be a list of tasks, or a table with one under 'tasks'")
     return [_parse_tau2_task(require_table(row, path), f"{path}, task {number}") for number, row in enumerate(rows)]
 
 
@@ -311,7 +310,7 @@ def read_tau2_splits(path: str) -> dict[str, str]:
     """Read the split of each task id, ``train`` or ``test``, from a ``split_tasks.json``.
 
     Raises:
-        ValueError: a list is missing.
+        UserError: a list is missing.
     """
     splits = require_table(read_json(path), path)
     return {
@@ -335,7 +334,7 @@ def _graded_parts(criteria: RecordView, location: str) -> dict[str, list[str]]:
     ]
     if "DB" not in basis or unknown:
         problem = f"is rewarded by {unknown[0]}" if unknown else "is not rewarded by its database (DB)"
-        raise ValueError(
+        raise UserError(
             f"environment.data.tasks: {location} {problem} (reward_basis), which is not so here: leave it out, or "
             "change its reward_basis"
         )
@@ -358,21 +357,19 @@ def _parse_tau2_task(row: Record, location: str) -> Task:
         place = f"{location}, action {number}"
         call = require_table(action, place)
         if call.get("requestor", "assistant") != "assistant":
-            raise ValueError(
+            raise UserError(
                 f"environment.data.tasks: {place} is the user's own ({call.get('name')}); tasks in which users have "
                 "tools (telecom) cannot be played here: leave them out"
             )
         calls.append([require_field(call, "name", str, place), require_field(call, "arguments", dict, place)])
     if row.get("initial_state"):
-        raise ValueError(
+        raise UserError(
             f"environment.data.tasks: {location} begins in a state of its own (initial_state), which is not read here: "
             "write that state into a database of its own, and leave the key out"
         )
     words = _build_instruction(scenario, location)
     if not words.strip():
-        raise ValueError(
-            f"environment.data.tasks: {location} tells the user nothing; fill it in, or leave the task out"
-        )
+        raise UserError(f"environment.data.tasks: {location} tells the user nothing; fill it in, or leave the task out")
     return Task(
         f"{FORMAT_NAME}/{name}", words, {"instruction": words, "calls": calls, **_graded_parts(criteria, location)}
     )
@@ -398,12 +395,12 @@ def read_bfcl_tasks(path: str, answers: str) -> list[Task]:
     """Read tasks from a file, with reference calls per turn from ``answers``.
 
     Raises:
-        ValueError: a row has another layout, or has no answer.
+        UserError: a row has another layout, or has no answer.
     """
     answers_by_id: dict[str, tuple[str, list[Any]]] = {}
     for location, row in read_json_lines(answers):
         if (name := require_field(row, "id", str, location)) in answers_by_id:
-            raise ValueError(
+            raise UserError(
                 f"environment.data.answers: {location}: {name!r} stands in {answers_by_id[name][0]} too; leave one out"
             )
         answers_by_id[name] = location, require_field(row, "ground_truth", list, location)
@@ -411,19 +408,19 @@ def read_bfcl_tasks(path: str, answers: str) -> list[Task]:
     for location, row in read_json_lines(path):
         name = require_field(row, "id", str, location)
         if name not in answers_by_id:
-            raise ValueError(
+            raise UserError(
                 f"environment.data: {location}: {answers} has no {name!r}; give the file that belongs to it"
             )
         answer_location, turns = answers_by_id[name]
         if not all(isinstance(turn, list) and all(isinstance(text, str) for text in turn) for turn in turns):
-            raise ValueError(
+            raise UserError(
                 f"environment.data.answers: {answer_location}: each turn of 'ground_truth' must be a list of texts"
             )
         withheld_tools = _withheld_tools(row, location)
         user_texts = _user_texts(require_field(row, "question", list, location), location)
         messages = _turn_messages(user_texts, withheld_tools)
         if len(turns) != len(messages):
-            raise ValueError(
+            raise UserError(
                 f"environment.data.answers: {answer_location}: 'ground_truth' has {len(turns)} turns, and 'question' "
                 f"of {location} {len(messages)}; give the file that belongs to it"
             )
@@ -453,7 +450,7 @@ def parse_call(text: str, location: str) -> list[Any]:
     Positional arguments get the names ``*0``, ``*1``, …
 
     Raises:
-        ValueError: the text is not a call with constant arguments.
+        UserError: the text is not a call with constant arguments.
     """
     try:
         node = ast.parse(text.strip(), mode="eval").body
@@ -463,7 +460,7 @@ def parse_call(text: str, location: str) -> list[Any]:
         named = {word.arg: ast.literal_eval(word.value) for word in node.keywords if word.arg}
         positional = {f"*{index}": ast.literal_eval(argument) for index, argument in enumerate(node.args)}
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
-        raise ValueError(
+        raise UserError(
             f"environment.data.answers: {location}: {truncate(repr(text), 100)} is no call of a tool: "
             f"{describe_error(error)}"
         ) from error
@@ -475,7 +472,7 @@ def _withheld_tools(row: Record, location: str) -> dict[str, list[str]]:
     withheld = require_table(row.get("missed_function", {}), location)
     for turn in withheld:
         if not turn.isdecimal():
-            raise ValueError(
+            raise UserError(
                 f"environment.data: {location}: 'missed_function' has {truncate(repr(turn), 100)} for a turn"
             )
     return {turn: text_list(withheld, turn, location) for turn in withheld}
@@ -486,12 +483,12 @@ def _user_texts(question: list[Any], location: str) -> list[str]:
     turns = []
     for turn in question:
         if not isinstance(turn, list):
-            raise ValueError(f"environment.data: {location}: each turn of 'question' must be a list of messages")
+            raise UserError(f"environment.data: {location}: each turn of 'question' must be a list of messages")
         turns.append(
             " ".join(filter(None, (str(require_table(message, location).get("content", "")) for message in turn)))
         )
     if not turns:
-        raise ValueError(f"environment.data: {location}: 'question' has no turns")
+        raise UserError(f"environment.data: {location}: 'question' has no turns")
     return turns
 
 
@@ -525,7 +522,7 @@ def load_benchmark(
         tables: True to read the tables too.
 
     Raises:
-        ValueError: a file cannot be read, has another layout, or has two tasks with the same id. The message names the
+        UserError: a file cannot be read, has another layout, or has two tasks with the same id. The message names the
             file, the position and the requirement.
     """
     if format == "bfcl":
@@ -533,7 +530,7 @@ def load_benchmark(
     else:
         loaded_tasks = read_tau_tasks(tasks) if format == "tau" else read_tau2_tasks(tasks)
     if (name := find_duplicate(task.id for task in loaded_tasks)) is not None:
-        raise ValueError(
+        raise UserError(
             f"environment.data.tasks: {tasks} has two tasks of the id {name!r}, and one would be held to what the "
             "other asks; rename one, or leave it out"
         )

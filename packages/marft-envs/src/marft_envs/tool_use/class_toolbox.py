@@ -9,6 +9,7 @@ from copy import deepcopy
 from functools import lru_cache, wraps
 from typing import Any, cast
 
+from marft.common.errors import UserError
 from marft.common.texts import format_error, replace_surrogates
 from marft.config.plugins import import_object
 from marft_envs.tool_use.toolbox import LARGE_INT, Error, tool_names, write_tool
@@ -84,7 +85,7 @@ def build_toolbox_class(paths: Mapping[str, str]) -> type[ClassToolbox]:
         paths: import path of each class by name: ``my_package.module:Class``.
 
     Raises:
-        ValueError: a class cannot be imported, or two classes have a method with the same name.
+        UserError: a class cannot be imported, or two classes have a method with the same name.
     """
     return _build_class(tuple(sorted(paths.items())))
 
@@ -112,7 +113,7 @@ def _build_class(paths: tuple[tuple[str, str], ...]) -> type[ClassToolbox]:
             if method_name.startswith("_"):
                 continue
             if method_name in body:
-                raise ValueError(f"environment.data.classes: two of them have a method {method_name!r}; leave one out")
+                raise UserError(f"environment.data.classes: two of them have a method {method_name!r}; leave one out")
             body[method_name] = write_tool(_forward(name, method))
             owners[method_name] = name
     return cast("type[ClassToolbox]", type("ClassToolbox", (ClassToolbox,), body))

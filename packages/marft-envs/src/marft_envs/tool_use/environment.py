@@ -17,6 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
+from marft.common.errors import UserError
 from marft.common.texts import MAX_ERROR_LENGTH, single_line, truncate
 from marft.common.types import Action, JointAction, Observation, Step, Task
 from marft.config.interfaces.environment import Split
@@ -77,11 +78,11 @@ from marft_envs.tool_use.users import (
 def _check_class(path: str, info: ValidationInfo) -> str:
     cls = import_object(path, info.context)
     if not isinstance(cls, type):
-        raise ValueError(f"{path!r} is no class")
+        raise UserError(f"{path!r} is no class")
     try:
         inspect.signature(cls).bind()
     except (TypeError, ValueError) as error:
-        raise ValueError(f"an object of {path!r} is made without arguments, but: {error}") from error
+        raise UserError(f"an object of {path!r} is made without arguments, but: {error}") from error
     return path
 
 
@@ -325,7 +326,7 @@ class ToolUse(GeneratedEnvironment):
         """Check that each reference call names an existing tool. The grader would ignore calls to unknown tools.
 
         Raises:
-            ValueError: a tool or class does not exist.
+            UserError: a tool or class does not exist.
         """
         assert self.data, "tasks are drawn"
         known_tools, is_bfcl = tool_names(self.tool_class), self.data.format == "bfcl"
@@ -334,14 +335,14 @@ class ToolUse(GeneratedEnvironment):
         for task in tasks:
             missing = [name for name in task.data.get("classes", []) if name not in self.data.classes]
             if missing:
-                raise ValueError(
+                raise UserError(
                     f"environment.data: task {task.id!r} involves the class {missing[0]!r}"
                     f"{did_you_mean(missing[0], self.data.classes)}; name where it is (environment.data.classes), or "
                     "leave the task out"
                 )
             for name, _ in reference_calls(task.data):
                 if name not in known_tools and (is_bfcl or not name.startswith(READ_PREFIXES)):
-                    raise ValueError(
+                    raise UserError(
                         f"environment.data: task {task.id!r} calls {name!r}, which is no tool of {tool_source}"
                         f"{did_you_mean(name, known_tools)}; {remedy}, or leave the task out"
                     )
@@ -372,7 +373,7 @@ class ToolUse(GeneratedEnvironment):
             tasks_by_split = {split: drop_overlapping(tasks, test.tasks) for split, tasks in tasks_by_split.items()}
             tasks_by_split["test"] = [replace(task, id=f"test/{task.id}") for task in test.tasks]
             if not tasks_by_split["train"]:
-                raise ValueError(
+                raise UserError(
                     f"environment.data.test_tasks: what is asked in {self.data.tasks} is asked in "
                     f"{self.data.test_tasks} too, and nothing is left to train on; give other tasks, or leave it out"
                 )

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from marft.common.errors import UserError
 from marft.config.interfaces.environment import TOOL_ATTRIBUTE, tool
 
 LARGE_INT = 1 << 63
@@ -116,7 +117,7 @@ WRITE_MARK = "__marft_writes__"
 Method = TypeVar("Method", bound=Callable[..., object])
 
 
-class Error(ValueError):
+class Error(UserError):
     """Refusal from a tool, with a message for the agent (``Error: …``)."""
 
 

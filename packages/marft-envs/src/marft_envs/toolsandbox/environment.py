@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from marft.common.errors import UserError
 from marft.common.types import JointAction, Observation, Step, Task
 from marft.config.interfaces.environment import Split
 from marft.config.settings import Bounded, Names, NonNegativeCount, did_you_mean
@@ -220,7 +221,7 @@ class ToolSandbox(SubprocessEnvironment):
         known_categories = {category for row in rows for category in row["categories"]}
         for category in (*self.categories, *self.exclude_categories):
             if category not in known_categories:
-                raise ValueError(
+                raise UserError(
                     f"environment: no scenario is in category {category!r}{did_you_mean(category, known_categories)}"
                 )
         return rows
@@ -235,12 +236,12 @@ class ToolSandbox(SubprocessEnvironment):
         """Return a split's scenarios.
 
         Raises:
-            ValueError: the process failed, or a category is unknown.
+            UserError: the process failed, or a category is unknown.
         """
         try:
             return self._splits[split]
         except EnvProcessError as error:
-            raise ValueError(f"environment: ToolSandbox on {self.python}: {error}") from error
+            raise UserError(f"environment: ToolSandbox on {self.python}: {error}") from error
 
     def start(self, task: Task, seed: int) -> ToolSandboxSession:
         """Start a conversation; ``seed`` decides the ids of added records."""

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from marft.common.errors import UserError
 from marft.common.types import JointAction, Observation, Step, Task
 from marft.config.interfaces.environment import Split
 from marft.config.secrets import fill_variables
@@ -96,12 +97,12 @@ class Verifiers(SubprocessEnvironment):
         """Return the tasks of a split; no prompt is in two splits, unless all prompts are equal.
 
         Raises:
-            ValueError: the process failed or the environment did not load.
+            UserError: the process failed or the environment did not load.
         """
         try:
             return self._splits[split]
         except EnvProcessError as error:
-            raise ValueError(f"environment.id: {self.id!r} on {self.python}: {error}") from error
+            raise UserError(f"environment.id: {self.id!r} on {self.python}: {error}") from error
 
     def start(self, task: Task, seed: int) -> VerifiersSession:  # noqa: ARG002  the package has no seed
         """Start a rollout."""

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from marft.cli.console import wide_console
 from marft.cli.handlers import progress_bar, silence_transformers
+from marft.common.errors import UserError
 from marft.common.texts import single_line, truncate
 from marft.config import load_recipe
 from marft.config.settings import did_you_mean
@@ -50,12 +51,12 @@ def check_free(to: Path, overwrite: bool) -> None:
     """Check that the output file may be written.
 
     Raises:
-        ValueError: ``to`` is a folder, or exists without ``overwrite``.
+        UserError: ``to`` is a folder, or exists without ``overwrite``.
     """
     if to.is_dir():
-        raise ValueError(f"{to} is a folder; name a file in it (--output)")
+        raise UserError(f"{to} is a folder; name a file in it (--output)")
     if to.exists() and not overwrite:
-        raise ValueError(f"{to} is there already; name another file (--output), or let it go: --overwrite")
+        raise UserError(f"{to} is there already; name another file (--output), or let it go: --overwrite")
 
 
 def grow(runs: Sequence[Path], to: Path, growth: GrowthOptions, on: Path | None) -> None:
@@ -68,19 +69,19 @@ def grow(runs: Sequence[Path], to: Path, growth: GrowthOptions, on: Path | None)
         on: file of a base network to extend; None starts empty.
 
     Raises:
-        ValueError: the runs have no recorded episodes, or ``growth.apart`` names an unknown role.
+        UserError: the runs have no recorded episodes, or ``growth.apart`` names an unknown role.
     """
     from marft.runs.episode_files import read_episodes
 
     files = [file for run in runs for file in RunFolder.open(run).recorded_steps()]
     if not files:
-        raise ValueError("the runs have recorded no episodes; train with training.record_episodes_every")
+        raise UserError("the runs have recorded no episodes; train with training.record_episodes_every")
     before = read_network(on) if on else None
     roles = {node.role for node in before.nodes} if before else set[str]()
     for run in runs if growth.excluded_roles else ():
         roles |= {agent.role for agent in RunFolder.open(run).settings().agents}
     for role in sorted(growth.excluded_roles - roles):
-        raise ValueError(f"--exclude-role: no agent of these runs is called {role!r}{did_you_mean(role, roles)}")
+        raise UserError(f"--exclude-role: no agent of these runs is called {role!r}{did_you_mean(role, roles)}")
     network = grow_network((episode for file in files for episode in read_episodes(file)), growth, before)
     write_network(to, network)
     _print_summary(network, to)
@@ -110,7 +111,7 @@ def tune(recipe: Path, overrides: Sequence[str], to: Path, options: TuningOption
         options: options of the command.
 
     Raises:
-        ValueError: the team does not sample network paths in this process, or the critic is not a policy of the recipe.
+        UserError: the team does not sample network paths in this process, or the critic is not a policy of the recipe.
     """
     run = load_recipe(recipe, overrides)
     silence_transformers()
@@ -129,11 +130,11 @@ def tune(recipe: Path, overrides: Sequence[str], to: Path, options: TuningOption
 
     flow = run.team
     if not isinstance(flow, Flow) or flow.router:
-        raise ValueError("marft flow tune: give a recipe whose team.organization is 'flow', without a router")
+        raise UserError("marft flow tune: give a recipe whose team.organization is 'flow', without a router")
     if run.rollout.workers:
-        raise ValueError("marft flow tune plays in its own process; set rollout.workers to 0")
+        raise UserError("marft flow tune plays in its own process; set rollout.workers to 0")
     if options.critic and options.critic not in run.policies:
-        raise ValueError(f"--critic {options.critic!r} is none of the policies {', '.join(run.policies)}")
+        raise UserError(f"--critic {options.critic!r} is none of the policies {', '.join(run.policies)}")
     train, held_out = read_tasks(run.environment, "train"), read_tasks(run.environment, "validation")
     network = flow.flow
     with LocalRolloutRunner(run) as rollouts:

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from marft.cli.errors import open_run
 from marft.cli.output import Output, OutputMode, open_output
+from marft.common.errors import UserError
 from marft.config import RunSettings, load_recipe
 from marft_lab.planning.changes import GPUS_PER_MACHINE, PlanChange, suggest_changes
 from marft_lab.planning.memory import ProcessMemory
@@ -33,7 +34,7 @@ def run_plan(path: Path, overrides: Sequence[str], request: PlanRequest, output_
         output_mode: output format.
 
     Raises:
-        ValueError: an option is not a finite number.
+        UserError: an option is not a finite number.
     """
     _check_finite(request)
     run, request = _load_recipe_or_run(path, overrides, request)
@@ -61,7 +62,7 @@ def _check_finite(request: PlanRequest) -> None:
     """Check numeric options for NaN and infinity.
 
     Raises:
-        ValueError: an option is NaN or infinite.
+        UserError: an option is NaN or infinite.
     """
     for option, value in (
         ("--prompt-tokens", request.lengths.prompt),
@@ -71,7 +72,7 @@ def _check_finite(request: PlanRequest) -> None:
         ("--environment-seconds", request.environment_seconds),
     ):
         if value is not None and not math.isfinite(value):
-            raise ValueError(f"{option}: {value} is no number; write {option} 512")
+            raise UserError(f"{option}: {value} is no number; write {option} 512")
 
 
 def as_json(capacity_plan: CapacityPlan, suggestions: Sequence[PlanChange]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from marft.cli.errors import set_run_folder
 from marft.cli.evaluation import EvaluationOptions, EvaluationTarget, resolve_target, save_recipe
 from marft.cli.handlers import progress_bar, silence_transformers
 from marft.cli.output import Output, OutputMode, open_output
+from marft.common.errors import UserError
 from marft.common.texts import single_line
 from marft.evaluation.checkpoint_results import format_interval, format_percent
 
@@ -46,13 +47,13 @@ def evaluate(
         True if no promotion was refused.
 
     Raises:
-        ValueError: an override changes the team's organization, or a gate lacks evaluations to compare.
+        UserError: an override changes the team's organization, or a gate lacks evaluations to compare.
     """
     options.check()
     targets = [resolve_target(path, overrides, options) for path in paths]
     changed = [path for path, target in zip(paths, targets, strict=True) if target.reorganized]
     if changed:
-        raise ValueError(f"--suite judges {changed[0]} as the team that it was trained as; leave out what changes that")
+        raise UserError(f"--suite judges {changed[0]} as the team that it was trained as; leave out what changes that")
     silence_transformers()
     from marft_lab.safety.promotion import compute_promotions
     from marft_lab.safety.suite import check_gate, read_suite
@@ -63,7 +64,7 @@ def evaluate(
         check_gate(gate)
     single_targets = [path for path, target in zip(paths, targets, strict=True) if not _has_baseline(target)]
     if options.fail_if and single_targets:
-        raise ValueError(
+        raise UserError(
             f"--fail-if: of {single_targets[0]} nothing is held against anything; evaluate base and another "
             "checkpoint, or hold two that were evaluated against each other:  marft compare BEFORE AFTER --fail-if …"
         )

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from marft.cli.handlers import silence_transformers
 from marft.cli.output import OutputMode, open_output
+from marft.common.errors import UserError
 from marft.evaluation.checkpoint_results import format_number, format_signed
 from marft_lab.shadow.settings import ShadowSettings
 from marft_serve.serving.options import ShadowTeam, SidecarSpec
@@ -29,7 +30,7 @@ def open_sidecar(shadow_team: ShadowTeam) -> SidecarSpec:
     The team and its settings are checked at once, before the server starts.
 
     Raises:
-        ValueError: the team cannot be served, its shadow settings are invalid, or they score by feedback.
+        UserError: the team cannot be served, its shadow settings are invalid, or they score by feedback.
     """
     from marft_lab.shadow.setup import DEFAULT_FOLDER, ShadowRequest
     from marft_lab.shadow.supervisor import ShadowSupervisor
@@ -46,7 +47,7 @@ def open_sidecar(shadow_team: ShadowTeam) -> SidecarSpec:
     )
     settings = ShadowSettings.from_run(request.load_team().run)
     if settings.score == "feedback":
-        raise ValueError("shadow.score: users say what they think later; shadow with feedback afterwards: marft shadow")
+        raise UserError("shadow.score: users say what they think later; shadow with feedback afterwards: marft shadow")
     message = f"{shadow_team.team} plays them as a shadow; what comes of it is in {request.output.absolute()}"
     return SidecarSpec(lambda: ShadowSupervisor(request, settings), message)
 

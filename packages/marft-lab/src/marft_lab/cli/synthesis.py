@@ -14,6 +14,7 @@ from marft.cli.errors import set_run_folder
 from marft.cli.handlers import progress_bar, silence_transformers
 from marft.cli.handlers import train as train_command
 from marft.cli.output import Output, OutputMode, open_output
+from marft.common.errors import UserError
 from marft.config import RunSettings, load_recipe
 from marft.config.load import override_keys
 from marft.runs.run_folder import RunFolder
@@ -60,7 +61,7 @@ def synthesize(
         The folder of the rows.
 
     Raises:
-        ValueError: unknown teacher, missing folder with ``resume``, or existing folder without ``overwrite``.
+        UserError: unknown teacher, missing folder with ``resume``, or existing folder without ``overwrite``.
     """
     resume, overwrite, changes = options.resume, options.overwrite, teacher_overrides(options.teacher)
     if recipe.is_dir() and resume:
@@ -100,7 +101,7 @@ def cold_start(recipe: Path, overrides: Sequence[str], options: SynthesisOptions
 
     Raises:
         SystemExit: a part was interrupted after saving its progress.
-        ValueError: the last part's run exists and started from a different checkpoint.
+        UserError: the last part's run exists and started from a different checkpoint.
     """
     run, overwrite, output_mode = load_recipe(recipe, overrides), options.overwrite, options.output_mode
     rl_folder = RunFolder(Path(run.output) / run.name)
@@ -110,7 +111,7 @@ def cold_start(recipe: Path, overrides: Sequence[str], options: SynthesisOptions
         and not overwrite
         and sft_folder.path.resolve() not in Path(rl_folder.initial_checkpoint()).parents
     ):
-        raise ValueError(
+        raise UserError(
             f"{rl_folder.path} is a run that began with something else than what is imitated here; give this one "
             "another name (--name), or let that one go (--overwrite)"
         )

@@ -21,7 +21,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from marft.common.errors import RunError
+from marft.common.errors import RunError, UserError
 from marft.common.processes.child_process import END_SECONDS, OUTPUT_TAIL_LINES, Command, module_path, print_line
 from marft.common.processes.launcher import NoResourcesError
 from marft.common.texts import single_line
@@ -50,7 +50,7 @@ def connect(run: RunSettings, settings: ClusterSettings) -> None:
     Call :func:`disconnect` once per call.
 
     Raises:
-        ValueError: the cluster cannot be reached.
+        UserError: the cluster cannot be reached.
     """
     global _users
     with _LOCK:
@@ -94,7 +94,7 @@ def _start_ray(address: str, cpus: int) -> None:
             ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         ray.shutdown()
-        raise ValueError(_describe_connect_error(address, error)) from error
+        raise UserError(_describe_connect_error(address, error)) from error
 
 
 def _check_reachable(address: str) -> None:
@@ -102,7 +102,7 @@ def _check_reachable(address: str) -> None:
 
     Raises:
         OSError: no answer.
-        ValueError: invalid port.
+        UserError: invalid port.
     """
     host, colon, port = address.rpartition(":")
     if colon:
@@ -303,7 +303,7 @@ class RayProcessLauncher:
         count: number of processes.
 
     Raises:
-        ValueError: the cluster cannot be reached.
+        UserError: the cluster cannot be reached.
         NoRoomError: the cluster has no free resources.
     """
 
@@ -334,7 +334,7 @@ class RayProcessLauncher:
             slot: index of the bundle.
 
         Raises:
-            ValueError: MARFT, the recipe's folder, or a requirement of the command is missing on the node.
+            UserError: MARFT, the recipe's folder, or a requirement of the command is missing on the node.
             NoRoomError: the cluster has no free resources.
             RunError: the starter is closed, or nodes are lost repeatedly.
         """
@@ -387,7 +387,7 @@ class RayProcessLauncher:
             if isinstance(error, GetTimeoutError):
                 raise NoResourcesError(f"{name}: {self._describe_shortage(1)}") from None
             if isinstance(error, RayTaskError):
-                raise ValueError(f"{name}: {single_line(str(error.cause))}") from error
+                raise UserError(f"{name}: {single_line(str(error.cause))}") from error
             raise
         return RemoteProcess(name, actor, node_info.node, quiet=quiet)
 
@@ -447,16 +447,16 @@ def _check_node(node_info: NodeInfo) -> None:
     """Check the versions and folders of a node.
 
     Raises:
-        ValueError: different version of MARFT or Python, or missing folder.
+        UserError: different version of MARFT or Python, or missing folder.
     """
     own_version = ".".join(platform.python_version_tuple()[:2])
     if node_info.version != __version__ or ".".join(node_info.python.split(".")[:2]) != own_version:
-        raise ValueError(
+        raise UserError(
             f"node {node_info.node} has MARFT {node_info.version} on Python {node_info.python}, and the run MARFT "
             f"{__version__} on Python {platform.python_version()}: install the same on every node"
         )
     if node_info.missing:
-        raise ValueError(
+        raise UserError(
             f"node {node_info.node} has no folder {node_info.missing[0]}, where the recipe's paths and modules are: "
             "put it on a file system that all nodes have, or submit the run with it (ray job submit --working-dir …)"
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
+from marft.common.errors import UserError
 from marft.common.packages import install_command
 from marft.common.processes.launcher import Launcher
 from marft.config.sections import Cluster, ProcessKind
@@ -112,14 +113,14 @@ class ClusterSettings(Cluster):
             gpus: GPUs per process; None for the recipe's number.
 
         Raises:
-            ValueError: Ray is not installed, or the cluster cannot be reached.
+            UserError: Ray is not installed, or the cluster cannot be reached.
             RunError: the cluster has no free resources.
         """
         settings = self
         if gpus is not None:
             settings = self.model_copy(update={kind: self.resources_for(kind).model_copy(update={"gpus": gpus})})
         if find_spec("ray") is None:
-            raise ValueError(
+            raise UserError(
                 f"[cluster] needs Ray: {install_command('ray')}; without the table processes are started here"
             )
         from marft_lab.cluster.launcher import RayProcessLauncher  # imported here because only this method needs Ray

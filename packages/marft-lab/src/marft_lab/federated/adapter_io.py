@@ -18,6 +18,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from marft.common import atomic
+from marft.common.errors import UserError
 from marft.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
 from marft.runs.run_files import STATE_FILE
 from marft.runs.state import CheckpointRecord, write_state_table
@@ -73,20 +74,20 @@ def parse_files(files: Files, max_value: float = MAX_GIVEN) -> tuple[Adapters, d
         The tensors by policy, and the configurations by file name.
 
     Raises:
-        ValueError: the files are not exactly adapters of finite float32 values with their configurations.
+        UserError: the files are not exactly adapters of finite float32 values with their configurations.
     """
     adapters, configs = dict[str, Tensors](), dict[str, bytes]()
     for name, data in files.items():
         policy, _, file = name.partition("/")
         if not re.fullmatch(r"[\w-]{1,64}", policy) or file not in (WEIGHTS_FILE, CONFIG_FILE):
-            raise ValueError(f"a file that is no adapter's: {name[:100]!r}")
+            raise UserError(f"a file that is no adapter's: {name[:100]!r}")
         if file == CONFIG_FILE:
             _check_config(name, data)
             configs[name] = data
         else:
             adapters[policy] = _parse_tensors(name, data, max_value)
     if not adapters or {f"{policy}/{CONFIG_FILE}" for policy in adapters} != configs.keys():
-        raise ValueError("adapters without their configurations, or none at all")
+        raise UserError("adapters without their configurations, or none at all")
     return adapters, configs
 
 
@@ -97,21 +98,21 @@ def _check_config(name: str, data: bytes) -> None:
     except (ValueError, RecursionError):
         is_valid = False
     if not is_valid or any(table[key] != value for key, value in FIXED_CONFIG.items()) or table["peft_type"] != "LORA":
-        raise ValueError(f"{name} is no configuration of an adapter as it leaves a site")
+        raise UserError(f"{name} is no configuration of an adapter as it leaves a site")
 
 
 def _parse_tensors(name: str, data: bytes, max_value: float) -> Tensors:
     try:
         tensors: Tensors = load(data)
     except SafetensorError as error:
-        raise ValueError(f"{name} cannot be read: {error}") from error
+        raise UserError(f"{name} cannot be read: {error}") from error
     for layer, tensor in tensors.items():
         if not LAYER_NAME.fullmatch(layer) or tensor.dtype != torch.float32 or tensor.ndim != 2:
-            raise ValueError(f"{name} holds what is no adapter's: {layer[:100]!r}")
+            raise UserError(f"{name} holds what is no adapter's: {layer[:100]!r}")
         if not bool((tensor.abs() <= max_value).all()):
-            raise ValueError(f"{name}: {layer} holds what is no number, or one that is none of a model's")
+            raise UserError(f"{name}: {layer} holds what is no number, or one that is none of a model's")
     if data != serialize_weights(tensors):
-        raise ValueError(f"{name} holds more than its numbers")
+        raise UserError(f"{name} holds more than its numbers")
     return tensors
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from marft.common.errors import RunError
+from marft.common.errors import RunError, UserError
 from marft.runs import lock
 from marft_lab.federated.adapter_io import MAX_SENT, Adapters, Tensors, build_files, find_differences, parse_files
 from marft_lab.federated.aggregation import average_adapters, rms_distance
@@ -50,7 +50,7 @@ def federate(
         note: callback for warnings.
 
     Raises:
-        ValueError: no federation to resume, foreign files in the folder, or incompatible adapters.
+        UserError: no federation to resume, foreign files in the folder, or incompatible adapters.
         RunError: too few sites replied. Finished rounds are kept.
     """
     history = FederationFolder(folder)
@@ -103,7 +103,7 @@ class _Coordinator:
         """Return the adapters given to each site after a round.
 
         Raises:
-            ValueError: damaged adapters.
+            UserError: damaged adapters.
         """
         given_files = self.history.read_given(record)
         site_by_number = {number: site for site, number in record.given.items()}
@@ -112,7 +112,7 @@ class _Coordinator:
                 parse_files(given_files[site])
             except ValueError as error:
                 folder = self.history.round_folder(record.round) / "given" / str(number)
-                raise ValueError(damage_message(folder, str(error))) from None
+                raise UserError(damage_message(folder, str(error))) from None
         return given_files
 
     def run_round(self, previous: RoundRecord) -> RoundRecord:
@@ -202,12 +202,12 @@ class _Coordinator:
         """Check a site's reported count, if counts are the weights.
 
         Raises:
-            ValueError: the count is missing, not positive or too large.
+            UserError: the count is missing, not positive or too large.
         """
         counted = self.settings.combine.contribution_unit
         count: Any = update.report.get(counted)
         if counted and not (is_finite(count) and 0 < count <= MAX_REPORTED_COUNT):
-            raise ValueError(f"{count!r:.40} where its {counted} are asked for")
+            raise UserError(f"{count!r:.40} where its {counted} are asked for")
 
     def _reported_count(self, update: Update | None) -> float:
         """Return the reported count of a site; 0 if the site skipped the round."""
@@ -233,18 +233,18 @@ def _check_compatible(
     For sites that skipped the round, the last given adapters are used.
 
     Raises:
-        ValueError: a site's adapters cannot be combined with the other adapters; the message names the site.
+        UserError: a site's adapters cannot be combined with the other adapters; the message names the site.
     """
     parsed = {site: parse_files(sent.get(site, before)) for site, before in given_files.items()}
     first, configs = next(iter(parsed.values()))
     for site, (adapters, site_configs) in parsed.items():
         for difference in find_differences(configs, first, site_configs, adapters):
-            raise ValueError(f"site {site!r} {difference}")
+            raise UserError(f"site {site!r} {difference}")
     for site, update in replies.updates.items():
         digests = update.report.get("models", {})
         bases = bases or digests
         if digests != bases:
-            raise ValueError(
+            raise UserError(
                 f"site {site!r} learns on other base models, tokenizers or chat templates than the others: adapters of "
                 "different ones mean nothing together; give it the same"
             )

@@ -14,6 +14,7 @@ import tomli_w
 from pydantic import TypeAdapter, ValidationError
 
 from marft.common import atomic
+from marft.common.errors import UserError
 from marft_lab.federated.settings import FederationSettings, check_unchanged
 
 FORMAT = "a federation of MARFT, 1"
@@ -83,19 +84,19 @@ class FederationFolder:
             resume: True to resume.
 
         Raises:
-            ValueError: no federation to resume, an existing federation without ``resume``, different settings, or
+            UserError: no federation to resume, an existing federation without ``resume``, different settings, or
                 foreign files in the folder.
         """
         table = settings.model_dump(mode="json", exclude_none=True)
         exists = (self.path / IDENTITY_FILE).is_file()
         if resume and not exists:
-            raise ValueError(f"no federation at {self.path}; leave out --resume")
+            raise UserError(f"no federation at {self.path}; leave out --resume")
         if not resume and exists:
-            raise ValueError(f"a federation is in {self.path} already; go on with it (--resume), or set another name")
+            raise UserError(f"a federation is in {self.path} already; go on with it (--resume), or set another name")
         if resume:
             mark = _read_table(self.path / IDENTITY_FILE, ("id", "settings"))
             if not isinstance(mark["id"], str) or not isinstance(mark["settings"], dict):
-                raise ValueError(
+                raise UserError(
                     damage_message(self.path / IDENTITY_FILE, "its id is no text, or its settings are no table")
                 )
             check_unchanged(mark["settings"], table)
@@ -106,7 +107,7 @@ class FederationFolder:
             if file.name not in ALLOWED_FILES and not atomic.is_temp_file(file)
         ]
         if foreign and not exists:
-            raise ValueError(f"{self.path} holds {foreign[0]}, which no federation wrote; set another name or output")
+            raise UserError(f"{self.path} holds {foreign[0]}, which no federation wrote; set another name or output")
         self.sites = frozenset(settings.sites)
         self.id = mark["id"] if resume else secrets.token_hex(8)
         identity = {"format": FORMAT, "id": self.id, "settings": table}
@@ -126,18 +127,18 @@ class FederationFolder:
         """Read a round's record.
 
         Raises:
-            ValueError: the file is damaged, or belongs to a different round or to different sites.
+            UserError: the file is damaged, or belongs to a different round or to different sites.
         """
         table = _read_table(file, [field.name for field in fields(RoundRecord)])
         try:
             record = ROUND_ADAPTER.validate_python(table)
         except ValidationError as error:
             first = error.errors()[0]
-            raise ValueError(damage_message(file, f"{first['loc'][0]}: {first['msg']}")) from None
+            raise UserError(damage_message(file, f"{first['loc'][0]}: {first['msg']}")) from None
         if record.round != number or file.parent != self.round_folder(number):
-            raise ValueError(damage_message(file, f"it is of round {record.round}, in the place of round {number}"))
+            raise UserError(damage_message(file, f"it is of round {record.round}, in the place of round {number}"))
         if self.sites and record.given.keys() != self.sites:
-            raise ValueError(damage_message(file, f"it gives to {', '.join(record.given)}"))
+            raise UserError(damage_message(file, f"it gives to {', '.join(record.given)}"))
         return record
 
     def write_round(
@@ -183,7 +184,7 @@ def _read_table(file: Path, keys: Sequence[str]) -> dict[str, Any]:
     """Read a JSON object with required keys.
 
     Raises:
-        ValueError: the file is damaged or lacks a key.
+        UserError: the file is damaged or lacks a key.
     """
     try:
         table = atomic.read_json(file)
@@ -192,7 +193,7 @@ def _read_table(file: Path, keys: Sequence[str]) -> dict[str, Any]:
     else:
         reason = f"it is no object of {', '.join(keys)}"
     if not isinstance(table, dict) or not table.keys() >= {*keys}:
-        raise ValueError(damage_message(file, reason))
+        raise UserError(damage_message(file, reason))
     return {key: table[key] for key in keys}
 
 

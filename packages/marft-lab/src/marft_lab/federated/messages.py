@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from marft.common.errors import UserError
 from marft.inference.subprocess_engine.messages import LENGTHS, MAX_FRAME_BYTES, decode_frame, encode_frame
 
 Numbers = npt.NDArray[Any]
@@ -72,16 +73,16 @@ def unpack_files(message: TrainRequest | Update) -> dict[str, bytes]:
     """Return a message's files.
 
     Raises:
-        ValueError: the sizes do not match the received data.
+        UserError: the sizes do not match the received data.
     """
     files, offset, data = dict[str, bytes](), 0, message.data.tobytes()
     for name, size in message.files.items():
         if not isinstance(size, int) or size < 0:
-            raise ValueError(f"a file of {size!r} bytes")
+            raise UserError(f"a file of {size!r} bytes")
         files[name] = data[offset : offset + size]
         offset += size
     if offset != len(data):
-        raise ValueError(f"files of {offset} bytes in {len(data)}")
+        raise UserError(f"files of {offset} bytes in {len(data)}")
     return files
 
 
@@ -104,11 +105,11 @@ def receive(connection: socket.socket) -> Any:
 
     Raises:
         EOFError: the connection is closed.
-        ValueError: invalid message.
+        UserError: invalid message.
     """
     length, size = LENGTHS.unpack(_receive_exactly(connection, LENGTHS.size))
     if not size <= length <= MAX_FRAME_BYTES:
-        raise ValueError(f"no message of a federation: {length} bytes")
+        raise UserError(f"no message of a federation: {length} bytes")
     return decode_frame(_receive_exactly(connection, length), size, MESSAGE_TYPES)
 
 

@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from marft.common.errors import UserError
+
 Tensors = Mapping[str, Tensor]
 
 
@@ -41,14 +43,14 @@ def privatize_update(
         stream: identifier of the round.
 
     Raises:
-        ValueError: the change is not finite.
+        UserError: the change is not finite.
     """
     change = {name: after[name].double() - before[name].double() for name in after}
     norm = global_norm(change)
     if not clip:
         return after, norm
     if not math.isfinite(norm):
-        raise ValueError("the change holds what is no number, and cannot be limited")
+        raise UserError("the change holds what is no number, and cannot be limited")
     factor = min(1.0, clip / norm) if norm else 1.0
     private, digest = {}, _digest(before, after)
     for name in sorted(change):

@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.common.atomic import read_text
+from marft.common.errors import UserError
 from marft.common.seeds import derive_seed
 from marft.config.load import format_errors, load_recipe
 from marft.config.names import Name, RunName, name_conflicts
@@ -140,15 +141,15 @@ def load_federation(path: Path) -> FederationSettings:
     """Read the file of a federation; recipes and folders relative to the file become absolute.
 
     Raises:
-        ValueError: missing file, invalid TOML, or invalid key or value; the message gives the reason.
+        UserError: missing file, invalid TOML, or invalid key or value; the message gives the reason.
     """
     path = expand_user(path)
     try:
         table = tomllib.loads(read_text(path))
     except OSError as error:
-        raise ValueError(f"no federation at {path}: {error.strerror}; give a TOML file (docs: federated)") from None
+        raise UserError(f"no federation at {path}: {error.strerror}; give a TOML file (docs: federated)") from None
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid TOML: {error}") from error
+        raise UserError(f"{path} is not valid TOML: {error}") from error
     table.setdefault("name", path.stem)
     return parse_federation(table, str(path), path.parent.resolve())
 
@@ -162,18 +163,18 @@ def parse_federation(table: Mapping[str, Any], source: str, base_folder: Path) -
         base_folder: base folder of relative paths.
 
     Raises:
-        ValueError: invalid settings; the message has one line per problem.
+        UserError: invalid settings; the message has one line per problem.
     """
     check_no_secrets(table, source)
     try:
         settings = FederationSettings.model_validate(table, context={})
     except ValidationError as error:
-        raise ValueError(f"{source}:\n{format_errors(error, table)}") from None
+        raise UserError(f"{source}:\n{format_errors(error, table)}") from None
     sites = {name: _with_absolute_paths(site, base_folder) for name, site in settings.sites.items()}
     settings = settings.model_copy(update={"sites": sites})
     problems = [*name_conflicts("sites", sites), *_folder_conflicts(settings)]
     if problems:
-        raise ValueError("\n".join(f"{source}: {problem}" for problem in problems))
+        raise UserError("\n".join(f"{source}: {problem}" for problem in problems))
     return settings
 
 
@@ -209,13 +210,13 @@ def check_unchanged(before: Mapping[str, Any], current: Mapping[str, Any]) -> No
     """Check a resumed federation for changed training settings.
 
     Raises:
-        ValueError: changed settings; the message names each changed key.
+        UserError: changed settings; the message names each changed key.
     """
     different = [
         key for key in {**before, **current} if key not in MUTABLE_KEYS and before.get(key) != current.get(key)
     ]
     if different:
-        raise ValueError(
+        raise UserError(
             f"a federation goes on with the settings that it learned with so far, but {', '.join(different)} "
             f"{'is another' if len(different) == 1 else 'are others'}: take that back, or give it another name"
         )
@@ -235,7 +236,7 @@ def load_site_recipe(
         folder: parent folder of the run.
 
     Raises:
-        ValueError: the recipe is invalid, or trains weights other than adapters.
+        UserError: the recipe is invalid, or trains weights other than adapters.
     """
     overrides = {
         "seed": derive_seed(seed, "site", name),
@@ -248,7 +249,7 @@ def load_site_recipe(
     check_trainable(run)
     for policy in run.trained_policies:
         if run.policies[policy].train != "lora":
-            raise ValueError(f"policies.{policy}: adapters alone leave a site; set train = 'lora'")
+            raise UserError(f"policies.{policy}: adapters alone leave a site; set train = 'lora'")
     return run
 
 
@@ -262,7 +263,7 @@ def check_recipes(settings: FederationSettings, folder: Path) -> None:
         folder: folder of the federation.
 
     Raises:
-        ValueError: invalid recipes; the message lists the sites and the reasons.
+        UserError: invalid recipes; the message lists the sites and the reasons.
     """
     folders = settings.site_folders(folder)
     with ProcessPoolExecutor(mp_context=get_context("spawn"), max_tasks_per_child=1) as processes:
@@ -282,7 +283,7 @@ def check_recipes(settings: FederationSettings, folder: Path) -> None:
             f"sites.{name}: {problem}" for name, future in futures.items() if (problem := _read_problem(future))
         ]
     if problems:
-        raise ValueError("\n".join(problems))
+        raise UserError("\n".join(problems))
 
 
 def _find_problem(recipe: str, changes: Mapping[str, Any], **options: Any) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 
 from marft.common import atomic
 from marft.common.callbacks import Callback
-from marft.common.errors import RunError
+from marft.common.errors import RunError, UserError
 from marft.config.models import local_model
 from marft.config.run import CheckpointSettings, RunSettings
 from marft.runs import lock
@@ -88,13 +88,13 @@ class SiteFolder:
         """Assign the site to a federation, permanently.
 
         Raises:
-            ValueError: the folder belongs to a different federation.
+            UserError: the folder belongs to a different federation.
         """
         id_file = self.path / "federation.id"
         if not id_file.is_file():
             atomic.write_file(id_file, federation_id + "\n")
         elif id_file.read_text(encoding="ascii", errors="replace").strip() != federation_id:
-            raise ValueError(
+            raise UserError(
                 f"{self.path} is of another federation, whose rounds it counts; give the site another folder (or move "
                 "this one away)"
             )
@@ -103,14 +103,14 @@ class SiteFolder:
         """Return the round in progress; None before the first round.
 
         Raises:
-            ValueError: damaged round file.
+            UserError: damaged round file.
         """
         if not self.round_file.is_file():
             return None
         try:
             return RoundProgress(**atomic.read_json(self.round_file))
         except (ValueError, TypeError) as error:
-            raise ValueError(f"{self.round_file} is damaged: {error}; take the site's folder from a backup") from error
+            raise UserError(f"{self.round_file} is damaged: {error}; take the site's folder from a backup") from error
 
     def newest_checkpoint(self) -> CheckpointRecord | None:
         """Return the newest checkpoint in the site's run; None before the first checkpoint."""
@@ -131,7 +131,7 @@ class SiteFolder:
             files: given adapter files, by name.
 
         Raises:
-            ValueError: the checkpoint at the start of the round is missing.
+            UserError: the checkpoint at the start of the round is missing.
         """
         newest, progress = self.newest_checkpoint(), self.read_progress()
         step = newest.state.step if newest else 0
@@ -141,7 +141,7 @@ class SiteFolder:
             progress = RoundProgress(round_, step, step + steps)
             atomic.write_file(self.round_file, json.dumps(asdict(progress)) + "\n")
         if step < progress.since:
-            raise ValueError(
+            raise UserError(
                 f"{self.run.checkpoints}: the checkpoint of step {progress.since}, from which round {round_} began, is "
                 "gone or damaged; put it back"
             )
@@ -157,14 +157,14 @@ class SiteFolder:
         With a fixed key, a repeated round sends the same update.
 
         Raises:
-            ValueError: damaged key file.
+            UserError: damaged key file.
         """
         path = self.path / "noise.key"
         if not path.is_file():
             atomic.write_file(path, secrets.token_bytes(KEY_BYTES), mode=0o600)
         data = path.read_bytes()
         if len(data) != KEY_BYTES:
-            raise ValueError(f"{path} is damaged; put it back from a copy, or remove it and another one is drawn")
+            raise UserError(f"{path} is damaged; put it back from a copy, or remove it and another one is drawn")
         return data
 
 
@@ -252,7 +252,7 @@ class SiteTrainer:
         """Return the site's recipe, with training steps for all rounds together and the initial adapters.
 
         Raises:
-            ValueError: the recipe is invalid, or trains weights other than adapters.
+            UserError: the recipe is invalid, or trains weights other than adapters.
         """
         site, federation = self.assignment.site, self.assignment.federation
 
@@ -289,7 +289,7 @@ class SiteTrainer:
         """Train from the given adapters and return the update.
 
         Raises:
-            ValueError: invalid adapters, or training ended before the last step of the round.
+            UserError: invalid adapters, or training ended before the last step of the round.
         """
         files = unpack_files(request)
         parse_files(files)
@@ -300,7 +300,7 @@ class SiteTrainer:
         newest = self.folder.newest_checkpoint()
         if newest is None or newest.state.step != progress.until:
             position = f"at step {newest.state.step}" if newest else "without a checkpoint"
-            raise ValueError(
+            raise UserError(
                 f"{self.folder.run.path} is {position}, where round {request.round} ends at step {progress.until}"
             )
         return self._build_update(request, newest, progress)
@@ -323,7 +323,7 @@ class SiteTrainer:
         before = {f"{policy}/{name}": given[policy][name] for policy in given for name in given[policy]}
         after = {f"{policy}/{name}": trained[policy][name] for policy in trained for name in trained[policy]}
         if {name: tensor.shape for name, tensor in before.items()} != {n: t.shape for n, t in after.items()}:
-            raise ValueError("the adapters that were given are not of this recipe's policies, layers or ranks")
+            raise UserError("the adapters that were given are not of this recipe's policies, layers or ranks")
         clip, noise = federation["clip"], federation["noise"]
         # fixed order, because sums of floats depend on the order
         trained_names = sorted(name for name in after if _is_trained(run, name))

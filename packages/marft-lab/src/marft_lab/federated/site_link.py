@@ -8,6 +8,7 @@ from pathlib import Path
 from threading import Lock
 
 from marft.common import atomic
+from marft.common.errors import UserError
 from marft.common.processes.child_process import ChildProcess, python_command
 from marft_lab.federated.messages import (
     Assignment,
@@ -183,11 +184,11 @@ def _validate_update(update: Update) -> dict[str, bytes]:
     """Return an update's files.
 
     Raises:
-        ValueError: invalid norm, model digests or files.
+        UserError: invalid norm, model digests or files.
     """
     norm, models = update.report.get("norm", 0.0), update.report.get("models", {})
     if not is_finite(norm):
-        raise ValueError(f"a norm of {norm!r:.40}")
+        raise UserError(f"a norm of {norm!r:.40}")
     if not isinstance(models, dict) or not all(isinstance(digest, str) for digest in models.values()):
-        raise ValueError("digests of models that are none")
+        raise UserError("digests of models that are none")
     return unpack_files(update)

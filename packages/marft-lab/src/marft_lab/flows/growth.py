@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
+from marft.common.errors import UserError
 from marft.common.texts import single_line, truncate
 from marft.common.types import Action, Episode
 from marft_lab.flows.network import (
@@ -64,12 +65,12 @@ def grow_network(
         network: network to extend; None starts empty.
 
     Raises:
-        ValueError: no successful episode, no path with at least ``least`` actions per node, too many nodes or contexts,
+        UserError: no successful episode, no path with at least ``least`` actions per node, too many nodes or contexts,
             or a ``network`` with a different ``embed``.
     """
     if network is not None:  # new vectors are compared with the vectors of the network
         if network.embed != options.embed:
-            raise ValueError(
+            raise UserError(
                 f"the network's vectors were made by {network.embed!r}; grow it on with the same: --embed "
                 f"{network.embed!r}, if you trust that code"
             )
@@ -92,7 +93,7 @@ def grow_network(
             for pair in pairwise((SOURCE, *names, SINK)):
                 edges.setdefault(pair, Counter())[context] += 1
     if not success_count:
-        raise ValueError("no episode succeeded, and a flow network is grown from those that did; train longer first")
+        raise UserError("no episode succeeded, and a flow network is grown from those that did; train longer first")
     trimmed = _trim_network(nodes, edges, options.min_actions)
     base = network or FlowNetwork((), (), (), threshold=options.threshold, dimensions=options.dimensions)
     removed = {node.name for node in nodes} - {node.name for node in trimmed[0]}
@@ -101,17 +102,17 @@ def grow_network(
         base, nodes=trimmed[0], edges=trimmed[1], contexts=tuple(contexts), embed=options.embed, skips=skips
     )
     if len(result.nodes) > MAX_NODES or len(contexts) > MAX_NODES:
-        raise ValueError(
+        raise UserError(
             f"{len(result.nodes)} nodes and {len(contexts)} kinds of tasks, where {MAX_NODES} are the most: lower the "
             "threshold, so that more is alike, or raise least"
         )
     if not result.edges:
-        raise ValueError(
+        raise UserError(
             f"no path is left of {success_count} successful episodes: no {options.min_actions} actions did the same in "
             "any of them; lower the threshold, or least"
         )
     if problems := result.problems():
-        raise ValueError(f"what is grown is no flow network: {'; '.join(problems)}")
+        raise UserError(f"what is grown is no flow network: {'; '.join(problems)}")
     return result
 
 

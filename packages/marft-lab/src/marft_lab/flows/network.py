@@ -22,6 +22,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from marft.agents.memories.index import hash_text, validate_embeddings
 from marft.common import atomic
 from marft.common.atomic import check_regular_file
+from marft.common.errors import UserError
 from marft.config.plugins import import_object
 
 Vectors = NDArray[np.float32]  # [n, d], each of length 1 or zero
@@ -45,7 +46,7 @@ def embed_texts(texts: Sequence[str], dimensions: int, embed: str = "") -> Vecto
         embed: import path of a function from texts to vectors; "" hashes word pieces.
 
     Raises:
-        ValueError: the function returns vectors of the wrong shape or with invalid numbers.
+        UserError: the function returns vectors of the wrong shape or with invalid numbers.
     """
     if not embed:
         return np.array([_hashed_vector(text, dimensions) for text in texts], np.float32).reshape(
@@ -291,19 +292,19 @@ def read_network(path: Path) -> FlowNetwork:
     """Read a flow network from a file.
 
     Raises:
-        ValueError: the file cannot be read, or does not hold a valid flow network.
+        UserError: the file cannot be read, or does not hold a valid flow network.
     """
     hint = "marft flow grow RUN --output FILE makes one"
     try:
         network = _ADAPTER.validate_json(check_regular_file(path).read_bytes())
     except OSError as error:
-        raise ValueError(f"cannot read the flow network {path}: {error.strerror}; {hint}") from error
+        raise UserError(f"cannot read the flow network {path}: {error.strerror}; {hint}") from error
     except ValidationError as error:
         first = error.errors()[0]
         location = ".".join(map(str, first["loc"])) or "the whole"
-        raise ValueError(f"{path} is no flow network: {location}: {first['msg']}; {hint}") from error
+        raise UserError(f"{path} is no flow network: {location}: {first['msg']}; {hint}") from error
     if problems := network.problems():
-        raise ValueError(f"the flow network {path}: {'; '.join(problems)}; {hint}")
+        raise UserError(f"the flow network {path}: {'; '.join(problems)}; {hint}")
     return network
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from marft.agents.game import Attempt
+from marft.common.errors import UserError
 from marft.common.seeds import generator
 from marft.common.types import Episode, Task
 from marft.evaluation.intervals import gain_bounds, paired_difference
@@ -92,10 +93,10 @@ def check_known_outcomes(outcomes: Mapping[str, bool]) -> None:
     """Check that outcomes are known.
 
     Raises:
-        ValueError: no task has a known outcome.
+        UserError: no task has a known outcome.
     """
     if not outcomes:
-        raise ValueError(
+        raise UserError(
             "a flow network is judged by held-out tasks, and of none is it known whether it was solved: the "
             "environment has to say so (Step.success), and episodes must not fail"
         )
@@ -108,7 +109,7 @@ def estimate_gain(before: Mapping[str, bool], after: Mapping[str, bool]) -> Gain
     as failed. Otherwise failing episodes would improve a network.
 
     Raises:
-        ValueError: no task has an earlier outcome.
+        UserError: no task has an earlier outcome.
     """
     check_known_outcomes(before)
     gain, (low, high) = paired_difference([*before.values()], [after.get(task, False) for task in before])
@@ -122,7 +123,7 @@ def bound_gain(before: Mapping[str, bool], after: Mapping[str, bool]) -> GainEst
     no loss must not underestimate rare losses.
 
     Raises:
-        ValueError: no task has an earlier outcome.
+        UserError: no task has an earlier outcome.
     """
     check_known_outcomes(before)
     gains = [float(after.get(task, False)) - solved for task, solved in before.items()]
@@ -161,7 +162,7 @@ def learn_paths(
         on_step: callback with the step and the mean reward of its episodes.
 
     Raises:
-        ValueError: a step has no scored episode.
+        UserError: a step has no scored episode.
     """
     for step in range(options.steps):
         indices = generator(board.seed, LEARN_STREAM, step).integers(len(board.tasks), size=options.batch)
@@ -171,7 +172,7 @@ def learn_paths(
         flow = board.flow.with_network(network, 1.0)
         episodes = [episode for episode in board.play(flow, attempts) if episode.is_scored]
         if not episodes:
-            raise ValueError("no episode of a flow network could be scored, so there is nothing to learn from")
+            raise UserError("no episode of a flow network could be scored, so there is nothing to learn from")
         path_returns = [
             path_return
             for number, episode in enumerate(episodes)
@@ -244,7 +245,7 @@ def reword_nodes(
         on_change: callback for each tried change.
 
     Raises:
-        ValueError: no held-out task has a known outcome.
+        UserError: no held-out task has a known outcome.
     """
     rejections, baseline = Counter[str](), board.task_outcomes(network, board.held_out)
     check_known_outcomes(baseline)
@@ -322,7 +323,7 @@ def skip_nodes(
         on_change: callback for each tried change.
 
     Raises:
-        ValueError: no held-out task has a known outcome.
+        UserError: no held-out task has a known outcome.
     """
     contexts = board.tasks_by_context(network)
     baselines = {context: board.task_outcomes(network, tasks) for context, tasks in contexts.items()}

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, Va
 
 from marft.agents.game import Attempt
 from marft.common import atomic, seeds
+from marft.common.errors import UserError
 from marft.common.types import Episode, Task
 from marft.config.load import first_problem
 from marft.config.models import PoolSettings, opponent_pools, pool_slot_names
@@ -53,7 +54,7 @@ class OpponentPoolSource:
         folder: checkpoint to resume from; None at the start.
 
     Raises:
-        ValueError: unreadable league file in the checkpoint.
+        UserError: unreadable league file in the checkpoint.
     """
 
     def __init__(self, rollouts: RolloutRunner, tasks: Sequence[Task], folder: Path | None = None) -> None:
@@ -144,11 +145,11 @@ class OpponentPoolSource:
             written = _PoolState.model_validate(atomic.read_json(folder / NAME))
         except (OSError, ValueError) as error:
             reason = first_problem(error) if isinstance(error, ValidationError) else error
-            raise ValueError(f"{folder / NAME} cannot be read: {reason}; start a new run with --init-from") from None
+            raise UserError(f"{folder / NAME} cannot be read: {reason}; start a new run with --init-from") from None
         members = tuple(PoolMember(**member.model_dump()) for member in written.members)
         unknown = [member.slot for member in members if member.slot not in self._slots]
         if unknown or not members or members[0].slot != self._name:
-            raise ValueError(
+            raise UserError(
                 f"{folder / NAME} is of a pool of another size or name ({unknown[0] if unknown else 'none'}); go on "
                 f"with policies.{self._name} as it was"
             )

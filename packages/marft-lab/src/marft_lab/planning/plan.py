@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from marft.common.errors import UserError
 from marft.config.run import RunSettings
 from marft.models.device_specs import DeviceSpec
 from marft.models.model_sizes import find_sizes
@@ -127,7 +128,7 @@ def make_plan(run: RunSettings, request: PlanRequest) -> CapacityPlan:
     """Plan the memory and step time of a recipe.
 
     Raises:
-        ValueError: unknown model size, or impossible request or recipe.
+        UserError: unknown model size, or impossible request or recipe.
     """
     local = {name: model for name, model in run.models.items() if model.endpoint is None}
     shapes = {name: find_sizes(name, model, request.model_config) for name, model in local.items()}
@@ -137,7 +138,7 @@ def make_plan(run: RunSettings, request: PlanRequest) -> CapacityPlan:
     )
     lag = request.lag if request.lag is not None else run.rollout.max_policy_lag
     if lag and not run.engine.separate_weights:
-        raise ValueError(
+        raise UserError(
             f"--lag {lag}: engine {run.engine.name!r} samples with the learner's own weights, so nothing can be "
             "sampled while they move; add --engine.kind vllm (or process), or leave --lag out"
         )
@@ -155,11 +156,11 @@ def _sampling_counts(run: RunSettings, gpus: int) -> Sequence[int]:
     A recipe with more than one rank fixes the number of training GPUs.
 
     Raises:
-        ValueError: fewer GPUs than ranks.
+        UserError: fewer GPUs than ranks.
     """
     ranks, separate = run.training.ranks, run.engine.separate_weights
     if ranks > gpus:
-        raise ValueError(
+        raise UserError(
             f"--gpus {gpus}: training.ranks = {ranks} learn on a GPU each; give --gpus {ranks}, or as many more as "
             "are to sample, or lower training.ranks"
         )

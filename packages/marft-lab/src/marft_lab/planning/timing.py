@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
+from marft.common.errors import UserError
 from marft.config.settings import did_you_mean
 from marft.models.model_sizes import ModelSizes, forward_flops, training_flops
 from marft.trainer.learner_metrics import KL_ACTIONS, KL_TOKENS
@@ -58,20 +59,20 @@ class Efficiencies:
             changes: texts of the form ``name=number``.
 
         Raises:
-            ValueError: unknown name, or not a finite number above 0.
+            UserError: unknown name, or not a finite number above 0.
         """
         names = {field.name for field in fields(self)}
         changed = self
         for change in changes:
             name, _, text = change.partition("=")
             if name not in names:
-                raise ValueError(f"--efficiency: none is called {name!r}{did_you_mean(name, names)}")
+                raise UserError(f"--efficiency: none is called {name!r}{did_you_mean(name, names)}")
             try:
                 value = float(text)
             except ValueError:
                 value = 0.0
             if not 0 < value < float("inf"):
-                raise ValueError(f"--efficiency {name}: {text!r} is no number above 0; write {name}=0.5")
+                raise UserError(f"--efficiency {name}: {text!r} is no number above 0; write {name}=0.5")
             changed = replace(changed, **{name: value})
         return changed
 

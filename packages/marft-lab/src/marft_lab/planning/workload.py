@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from marft.common.errors import UserError
 from marft.common.types import Episode
 from marft.config.models import local_model, pool_members
 from marft.config.run import RunSettings
@@ -229,10 +230,10 @@ def check_context_lengths(
         contexts: context length of each local model, in tokens; 0 if unknown.
 
     Raises:
-        ValueError: actions exceed the context of a policy's model, or the mean exceeds the maximum.
+        UserError: actions exceed the context of a policy's model, or the mean exceeds the maximum.
     """
     if known_lengths.longest and known_lengths.action and known_lengths.longest < known_lengths.action:
-        raise ValueError(
+        raise UserError(
             f"--max-action-tokens {known_lengths.longest:,.0f}: actions have {known_lengths.action:,.0f} tokens on "
             "average, and the longest has no fewer; raise it, or lower --action-tokens"
         )
@@ -246,7 +247,7 @@ def check_context_lengths(
             key = f"the {context:,} that models.{model} reads"
             if configured:
                 key = f"models.{model}.context_length = {context:,}"
-            raise ValueError(
+            raise UserError(
                 f"--prompt-tokens, --action-tokens, --max-action-tokens: {known_lengths.prompt or 0:,.0f} tokens of a "
                 f"prompt and {lengths.action:,.0f} of an action (the longest {lengths.longest:,.0f}) are more than "
                 f"{key}; give fewer{', or raise that' if configured else ''}"

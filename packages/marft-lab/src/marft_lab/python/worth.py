@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from marft.cli.python.arguments import check_count, check_path, check_text, to_names
 from marft.cli.python.commands import RecipeChanges, explain_file_errors, resolve_run
 from marft.cli.python.run import Run
+from marft.common.errors import UserError
 from marft.config.paths import expand_user
 from marft_lab.team_evaluation.options import ComparisonOptions
 
@@ -60,7 +61,7 @@ def worth(
         The results of all parts.
 
     Raises:
-        ValueError: unknown run, checkpoint, part or policy, or invalid recipe.
+        UserError: unknown run, checkpoint, part or policy, or invalid recipe.
         RunError: the result cannot be written.
     """
     for count, name in ((tasks, "tasks"), (samples, "samples"), (attempts, "attempts"), (resamples, "resamples")):
@@ -72,7 +73,7 @@ def worth(
         check_path(single, "single: a run")
     settings, folder = resolve_run(run, changes, given, more)
     if folder is None:
-        raise ValueError("what a team is worth is asked of a run that was trained: give it, or its folder")
+        raise UserError("what a team is worth is asked of a run that was trained: give it, or its folder")
     with explain_file_errors():
         from marft_lab.team_evaluation.report import write_report
         from marft_lab.team_evaluation.session import evaluate_team

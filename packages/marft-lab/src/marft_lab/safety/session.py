@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from marft.agents.game import Attempt
 from marft.agents.team import Team
 from marft.common import atomic
-from marft.common.errors import EpisodeFailedError, RunError
+from marft.common.errors import EpisodeFailedError, RunError, UserError
 from marft.common.types import Episode, Task
 from marft.config.interfaces.environment import Split
 from marft.config.run import RunSettings
@@ -78,7 +78,7 @@ def build_attack_cases(suite: Suite, run: RunSettings, team: Team, note: Callabl
         note: callback for skipped attacks, with the reason.
 
     Raises:
-        ValueError: an attack names an unknown tool or teammate.
+        UserError: an attack names an unknown tool or teammate.
     """
     cases = [AttackCase()]
     for name in suite.settings.attacks:
@@ -95,7 +95,7 @@ def _unreachable_reason(suite: Suite, name: str, run: RunSettings, team: Team) -
     tools = {tool.name for agent in team.agents for tool in agent.profile.tools}
     targets = {"tool": tools, "message": {agent.role for agent in team.agents}, "task": set[str]()}[attack.inject_into]
     if targets and attack.target and attack.target not in targets:
-        raise ValueError(
+        raise UserError(
             f"attacks.{name}.target: no {attack.inject_into} is of {attack.target!r}"
             f"{did_you_mean(attack.target, targets)}"
         )
@@ -169,7 +169,7 @@ def evaluate_suite(
         The evaluations, by checkpoint and mode.
 
     Raises:
-        ValueError: missing or damaged checkpoint, empty test split, unknown name in an attack, concurrent evaluation by
+        UserError: missing or damaged checkpoint, empty test split, unknown name in an attack, concurrent evaluation by
             another process, or unwritable folder.
     """
     run, folder = target.run, target.folder
@@ -236,7 +236,7 @@ def _play_case(context: _SuiteContext, name: str, mode: Mode, case: AttackCase) 
             context.advance()
         return cached
     if context.cache_error:
-        raise ValueError(context.cache_error)
+        raise UserError(context.cache_error)
     load_checkpoint(context.rollouts, context.paths[name])
     episode_cache.prepare(context.result_cache.overwrite)
     team = with_canaries(context.suite, team_for_mode(mode, context.rollouts.team))

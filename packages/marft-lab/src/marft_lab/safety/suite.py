@@ -20,6 +20,7 @@ from pydantic_core import PydanticCustomError
 
 from marft.agents.prompt_injection import InjectionLocation, PromptInjection
 from marft.common.atomic import read_text
+from marft.common.errors import UserError
 from marft.common.types import Task
 from marft.config.load import format_errors
 from marft.config.names import Name
@@ -146,7 +147,7 @@ def check_gate(gate: str) -> None:
     """Check a gate's syntax.
 
     Raises:
-        ValueError: invalid gate.
+        UserError: invalid gate.
     """
     Gate.parse(gate.replace(ATTACK_WILDCARD, "attacks.any."))
 
@@ -211,7 +212,7 @@ def read_suite(path: str | Path) -> Suite:
         path: file, or name of a bundled suite if no such file exists.
 
     Raises:
-        ValueError: unknown suite or invalid content; the message gives the reason.
+        UserError: unknown suite or invalid content; the message gives the reason.
     """
     file, folder = _find_file(expand_user(path))
     name = file.name.removesuffix(".toml")
@@ -219,12 +220,12 @@ def read_suite(path: str | Path) -> Suite:
     try:
         table = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError, OSError) as error:
-        raise ValueError(f"{path} is not valid TOML: {error}") from error
+        raise UserError(f"{path} is not valid TOML: {error}") from error
     register_module_folder(folder)
     try:
         settings = SuiteSettings.model_validate(table, context={RECIPE_FOLDER: folder})
     except ValidationError as error:
-        raise ValueError(f"{path}:\n{format_errors(error, table)}") from None
+        raise UserError(f"{path}:\n{format_errors(error, table)}") from None
     texts = dict[str, tuple[str, ...]]()
     for attack, attack_settings in settings.attacks.items():
         plain = [*attack_settings.texts]
@@ -240,22 +241,22 @@ def _find_file(path: Path) -> tuple[Path | Traversable, str]:
         return path, str(path.parent.resolve())
     if str(path) in bundled_suites():
         return SUITES_FOLDER / f"{path}.toml", ""
-    raise ValueError(f"no suite at {path}{did_you_mean(str(path), bundled_suites())}")
+    raise UserError(f"no suite at {path}{did_you_mean(str(path), bundled_suites())}")
 
 
 def _read_texts(path: Path) -> list[str]:
     """Return the texts in a file of attacks.
 
     Raises:
-        ValueError: unreadable or empty file, or a line without text.
+        UserError: unreadable or empty file, or a line without text.
     """
     try:
         lines = [line for line in read_text(path).splitlines() if line.strip()]
     except (OSError, ValueError) as error:
-        raise ValueError(f"cannot read the attacks of {path}: {error}") from error
+        raise UserError(f"cannot read the attacks of {path}: {error}") from error
     texts = [_parse_text(path, number, line) for number, line in enumerate(lines, 1)]
     if not texts:
-        raise ValueError(f'{path} holds no attack; write lines such as {{"text": "…"}}')
+        raise UserError(f'{path} holds no attack; write lines such as {{"text": "…"}}')
     return texts
 
 
@@ -263,8 +264,8 @@ def _parse_text(path: Path, number: int, line: str) -> str:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}, line {number} is no JSON: {error}") from error
+        raise UserError(f"{path}, line {number} is no JSON: {error}") from error
     text = row.get("text") if isinstance(row, dict) else None
     if not isinstance(text, str) or not text.strip():
-        raise ValueError(f'{path}, line {number}: an attack is {{"text": "…"}}')
+        raise UserError(f'{path}, line {number}: an attack is {{"text": "…"}}')
     return text

@@ -23,6 +23,7 @@ from marft.agents.play import play
 from marft.agents.prompt_messages import parse_arguments
 from marft.agents.tools.functions import Functions, FunctionSource
 from marft.agents.tools.python import Python, PythonSource
+from marft.common.errors import UserError
 from marft.common.types import Episode, Task, Tool, ToolCall
 from marft.config.interfaces.tools import StatelessSource, ToolProvider, ToolSource
 from marft.config.load import parse_recipe
@@ -115,10 +116,10 @@ def with_stub_tools(run: RunSettings, known_tools: Mapping[str, Sequence[Tool]])
         known_tools: tools of served teams, by the digest of their source.
 
     Raises:
-        ValueError: the tools of a source are only known to its server, or the team is a program.
+        UserError: the tools of a source are only known to its server, or the team is a program.
     """
     if run.team.writes_prompts:
-        raise ValueError(
+        raise UserError(
             f"team: the organization {run.team.name!r} is a program of its own, and what that does to the world nobody "
             "can hold back; it cannot be a shadow"
         )
@@ -136,7 +137,7 @@ def _find_tools(name: str, plugin: Plugin, known_tools: Mapping[str, Sequence[To
     if isinstance(plugin, Python):
         return PythonSource(plugin.limits).tools
     if compute_digest(plugin) not in known_tools:
-        raise ValueError(
+        raise UserError(
             f"tools.{name}: what tools it has is known from whoever offers them alone, and a shadow asks nobody. Serve "
             "a team with the same [tools] table and --record: then they stand in tools.json beside the sessions"
         )
@@ -176,11 +177,11 @@ def to_shadow_team(served: ServedTeam, known_tools: Mapping[str, Sequence[Tool]]
         known_tools: tools of served teams, by the digest of their source.
 
     Raises:
-        ValueError: the team's effects cannot be blocked, or a model behind an endpoint is not allowed.
+        UserError: the team's effects cannot be blocked, or a model behind an endpoint is not allowed.
     """
     remote = sorted(name for name in served.run.models if served.run.is_remote(name))
     if remote and not ShadowSettings.from_run(served.run).allow_endpoints:
-        raise ValueError(
+        raise UserError(
             f"models.{remote[0]}: it is behind an endpoint, and asking it costs what it costs; say so: "
             "--shadow.allow_endpoints true"
         )

@@ -15,7 +15,7 @@ from marft.agents.environment_calls import RefusedError, close_session, reset_se
 from marft.agents.loop_threads import CallTimeoutError, LoopThread, LoopThreadPool, UserCodeError
 from marft.agents.sandbox.runner import terminate_all
 from marft.common.atomic import read_text
-from marft.common.errors import EpisodeFailedError
+from marft.common.errors import EpisodeFailedError, UserError
 from marft.common.seeds import derive_seed
 from marft.common.types import Episode, JointAction, Observation, Step, StepInfo, Task, Transition
 from marft.config.run import RunSettings
@@ -97,7 +97,7 @@ class RewardScorer:
     """Scorer by the reward terms of a recipe, and by its environment if the environment knows the question.
 
     Raises:
-        ValueError: a requirement of the reward terms is missing.
+        UserError: a requirement of the reward terms is missing.
     """
 
     def __init__(self, run: RunSettings) -> None:
@@ -182,13 +182,13 @@ def read_feedback(path: Path) -> dict[str, float]:
     The last line of a session counts.
 
     Raises:
-        ValueError: unreadable file or invalid line.
+        UserError: unreadable file or invalid line.
     """
     scores: dict[str, float] = {}
     try:
         lines = read_text(path).splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--feedback: cannot read {path}: {error}") from error
+        raise UserError(f"--feedback: cannot read {path}: {error}") from error
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -196,9 +196,9 @@ def read_feedback(path: Path) -> dict[str, float]:
             table = json.loads(line)
             session, score = str(table["session"]), float(table["score"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ValueError(f'{path}:{number} is no feedback such as {{"session": "…", "score": 1}}') from error
+            raise UserError(f'{path}:{number} is no feedback such as {{"session": "…", "score": 1}}') from error
         if not (math.isfinite(score) and 0 <= score <= 1):
-            raise ValueError(f"{path}:{number}: a score of {score:g} is not between 0 and 1")
+            raise UserError(f"{path}:{number}: a score of {score:g} is not between 0 and 1")
         scores[session] = score
     return scores
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from marft.common import atomic
+from marft.common.errors import UserError
 from marft.common.seeds import derive_seed
 from marft.common.types import Action, Episode
 from marft.runs.episode_files import list_serve_recordings, read_episodes
@@ -67,7 +68,7 @@ class SessionLog:
         identity: identity of the test: team, recordings and settings.
 
     Raises:
-        ValueError: the file is damaged or belongs to a different test.
+        UserError: the file is damaged or belongs to a different test.
     """
 
     def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
@@ -122,11 +123,11 @@ def _read_events(path: Path, identity: Mapping[str, Any]) -> list[SessionEvent]:
         before = head["about"]
         lines = [SessionEvent(**table) for table in tables]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged, or no shadow's: {error}; take another --output") from error
+        raise UserError(f"{path} is damaged, or no shadow's: {error}; take another --output") from error
     changed = sorted(key for key in {*before, *identity} if before.get(key) != identity.get(key))
     if changed:
         changes = ", ".join(f"{key} ({before.get(key)!r}, now {identity.get(key)!r})" for key in changed)
-        raise ValueError(
+        raise UserError(
             f"{path} goes on with what it began with, and this is another: {changes}. Take it back, or another "
             "--output: a test whose rules are changed while it is looked at shows nothing"
         )

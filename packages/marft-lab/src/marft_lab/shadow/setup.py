@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from marft.common.errors import UserError
 from marft.common.user_modules import MANIFEST, is_export
 from marft.config.load import load_recipe, to_toml
 from marft.config.run import RunSettings
@@ -63,7 +64,7 @@ class ShadowRequest:
         """Return the team as for serving.
 
         Raises:
-            ValueError: the team cannot be served.
+            UserError: the team cannot be served.
         """
         return load_served_team(self.team, self.checkpoint, self.overrides, self.trust_code)
 
@@ -73,10 +74,10 @@ def open_shadow(request: ShadowRequest) -> Iterator[tuple[ShadowComparison, Shad
     """Open or resume a shadow; yield the comparison, the player, the scorer and the identity of the test.
 
     Raises:
-        ValueError: missing input, or a different test than before.
+        UserError: missing input, or a different test than before.
     """
     if not request.sessions.is_dir() and not request.follow:
-        raise ValueError(
+        raise UserError(
             f"--sessions: no folder is at {request.sessions}; marft serve TEAM --record {request.sessions} fills one"
         )
     team = request.load_team()
@@ -107,7 +108,7 @@ def run_shadow(
         stopped: function that returns True to stop.
 
     Raises:
-        ValueError: as in :func:`open_shadow`.
+        UserError: as in :func:`open_shadow`.
     """
     with open_shadow(request) as (comparison, player, scorer, rules):
         settings, last = comparison.settings, [time.monotonic()]
@@ -160,7 +161,7 @@ def _open_scorer(request: ShadowRequest, run: RunSettings) -> Scorer:
         return AgreementScorer(settings)
     if settings.score == "feedback":
         if request.feedback is None:
-            raise ValueError("--feedback: name the file in which users' feedback is, as shadow.score = 'feedback' says")
+            raise UserError("--feedback: name the file in which users' feedback is, as shadow.score = 'feedback' says")
         return AgreementScorer(settings, read_feedback(request.feedback))
     return RewardScorer(_load_grading_recipe(request.grade or request.team, request.trust_code))
 

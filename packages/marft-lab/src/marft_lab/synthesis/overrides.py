@@ -5,6 +5,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 from pathlib import Path
 
+from marft.common.errors import UserError
 from marft.config.bundled import bundled_names
 from marft.config.load import suggest_recipe
 
@@ -27,9 +28,9 @@ def check_teacher(teacher: str) -> None:
     """Check that a teacher exists.
 
     Raises:
-        ValueError: unknown teacher.
+        UserError: unknown teacher.
     """
     if not teacher or teacher == SCRIPTS or Path(teacher).exists() or teacher in bundled_names():
         return
     hint = f"; did you mean {SCRIPTS!r}?" if get_close_matches(teacher, [SCRIPTS]) else suggest_recipe(Path(teacher))
-    raise ValueError(f"--teacher {teacher}: no run, checkpoint, export or recipe is there{hint}")
+    raise UserError(f"--teacher {teacher}: no run, checkpoint, export or recipe is there{hint}")

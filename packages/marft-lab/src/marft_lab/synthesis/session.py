@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from marft.common.errors import UserError
 from marft.common.types import Episode, Task
 from marft.config.interfaces.environment import Split
 from marft.config.run import RunSettings
@@ -81,7 +82,7 @@ def synthesize(
         The written files with their statistics.
 
     Raises:
-        ValueError: invalid recipe or folder, or no episode left to imitate.
+        UserError: invalid recipe or folder, or no episode left to imitate.
     """
     teacher, attempts = load_teacher(run, trust_code), build_attempts(run)
     tasks = list({item.task.id: item.task for item in attempts}.values())
@@ -92,7 +93,7 @@ def synthesize(
         episodes = play_or_load(teacher, folder, attempts, SynthesisSettings.from_run(run).save_every, advance, note)
         kept_episodes, stages = _filter_episodes(run, teacher, episodes, note)
         if not kept_episodes:
-            raise ValueError(
+            raise UserError(
                 "\n  ".join(
                     [f"{NO_ROWS_MESSAGE}:", *(reason for item in stages for reason in item.format_rejections())]
                 )
@@ -148,7 +149,7 @@ def _held_out_tasks(run: RunSettings, note: Callable[[str], None]) -> list[Task]
     """Return the tasks of both held-out splits; warn about an empty split.
 
     Raises:
-        ValueError: unreadable tasks, because unknown tasks cannot be excluded.
+        UserError: unreadable tasks, because unknown tasks cannot be excluded.
     """
     tasks = list[Task]()
     for split in HELD_OUT_SPLITS:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from marft.agents.game import Attempt
 from marft.common import atomic
+from marft.common.errors import UserError
 from marft.common.types import Episode
 from marft.common.user_modules import MANIFEST, is_export
 from marft.common.version import __version__
@@ -73,11 +74,11 @@ def load_teacher(run: RunSettings, trust_code: bool = False) -> Teacher:
         trust_code: True to allow an export to name foreign code, programs and servers.
 
     Raises:
-        ValueError: missing or unknown teacher, or a teacher that does not fit the recipe's environment.
+        UserError: missing or unknown teacher, or a teacher that does not fit the recipe's environment.
     """
     named = SynthesisSettings.from_run(run).teacher
     if not named:
-        raise ValueError(
+        raise UserError(
             "synthesis.teacher: nobody is named who plays; give --teacher scripts (the environment's own), the folder "
             "of a run, of a checkpoint or of an export, or a recipe"
         )
@@ -102,7 +103,7 @@ def load_teacher(run: RunSettings, trust_code: bool = False) -> Teacher:
         teacher_run = folder.relocated_settings(objects=run.python_objects.values())
         weights = find_checkpoint(teacher_run, folder, checkpoint if folder.saved_steps() else BASE)
         if weights is None:
-            raise ValueError(f"--teacher {named}: the run has no checkpoint yet, and so nothing that it has learned")
+            raise UserError(f"--teacher {named}: the run has no checkpoint yet, and so nothing that it has learned")
         description = {"kind": "checkpoint", "name": teacher_run.name, "checkpoint": weights.name}
         return _team_teacher(
             run, teacher_run, {**description, "weights": _digest((weights / STATE_FILE).read_bytes())}, weights
@@ -116,7 +117,7 @@ def _script_teacher(run: RunSettings) -> Teacher:
     skill = SynthesisSettings.from_run(run).skill
     script = run.environment.script(skill)
     if script is None:
-        raise ValueError(
+        raise UserError(
             f"--teacher {SCRIPTS}: environment {run.environment.name!r} has no script; name a run, export or recipe"
         )
     kind = type(run.environment)
@@ -135,12 +136,12 @@ def _team_teacher(
     """Return a team of models as teacher, in the recipe's environment.
 
     Raises:
-        ValueError: different roles, or a recipe that does not fit the environment.
+        UserError: different roles, or a recipe that does not fit the environment.
     """
     named = SynthesisSettings.from_run(run).teacher
     roles, teacher_roles = ({agent.role for agent in settings.agents} for settings in (run, teacher_run))
     if roles != teacher_roles:
-        raise ValueError(
+        raise UserError(
             f"--teacher {named}: its agents are {', '.join(sorted(teacher_roles))}, and those of the recipe "
             f"{', '.join(sorted(roles))}; rows are made for each role of what the same one said, so call them alike"
         )
@@ -168,7 +169,7 @@ def open_teacher(teacher: Teacher) -> Iterator[Play]:
     """Open a teacher's rollouts, and yield a function that plays attempts in order.
 
     Raises:
-        ValueError: a requirement of the teacher is missing.
+        UserError: a requirement of the teacher is missing.
     """
     if teacher.script is not None:
         from marft_lab.scripted_team import ScriptedTeam
@@ -199,7 +200,7 @@ def build_attempts(run: RunSettings) -> list[Attempt]:
     it is replayed.
 
     Raises:
-        ValueError: unreadable tasks.
+        UserError: unreadable tasks.
     """
     settings = SynthesisSettings.from_run(run)
     tasks = read_tasks(run.environment, "train")[: settings.tasks or None]
@@ -235,7 +236,7 @@ def start_or_resume(
         overwrite: True to replace an existing run.
 
     Raises:
-        ValueError: different settings than before, damaged state file, or existing folder without ``overwrite``.
+        UserError: different settings than before, damaged state file, or existing folder without ``overwrite``.
     """
     path = folder.path / IDENTITY_FILE
     folder.check_links()
@@ -248,12 +249,12 @@ def start_or_resume(
     try:
         saved = atomic.read_json(path) if path.is_file() else {}
     except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}); begin anew (--overwrite), or put a copy back") from error
+        raise UserError(f"{path} is damaged ({error}); begin anew (--overwrite), or put a copy back") from error
     if not isinstance(saved, dict):
-        raise ValueError(f"{path} is damaged (it holds no object); begin anew (--overwrite), or put a copy back")
+        raise UserError(f"{path} is damaged (it holds no object); begin anew (--overwrite), or put a copy back")
     changed = [key for key in identity if saved.get(key) != identity[key]]
     if changed:
-        raise ValueError(
+        raise UserError(
             f"{folder.path} was begun with other settings ({', '.join(changed)}): what was played is not what would be "
             "played now. Begin anew (--overwrite), or give this one another name (--name …)"
         )
@@ -282,7 +283,7 @@ def play_or_load(
         note: callback for warnings.
 
     Raises:
-        ValueError: a requirement of the teacher is missing.
+        UserError: a requirement of the teacher is missing.
     """
     collected = list[Episode]()
     advance(len(attempts))

@@ -9,7 +9,7 @@ from pydantic import SkipValidation
 
 from marft.agents.agents import Agents
 from marft.agents.game import Attempt
-from marft.common.errors import EpisodeFailedError
+from marft.common.errors import EpisodeFailedError, UserError
 from marft.common.types import Episode, JointAction, Observation, Task
 from marft.config.interfaces.organization import Organization
 from marft.config.plugins import import_object
@@ -65,7 +65,7 @@ def paraphrase_messages(context: ComparisonContext) -> tuple[Paraphrases, list[t
         The paraphrases by role and message, and some changed pairs for the report.
 
     Raises:
-        ValueError: unknown policy or function, or a function that returns no text.
+        UserError: unknown policy or function, or a function that returns no text.
     """
     source = context.options.paraphrase
     if not source:
@@ -98,16 +98,16 @@ def paraphrase_by_function(function: Callable[[str], str], role_texts: RoleTexts
     """Return the paraphrases of a custom function, by role and message.
 
     Raises:
-        ValueError: ``function`` is not callable, or returns no text.
+        UserError: ``function`` is not callable, or returns no text.
     """
     if not callable(function):
-        raise ValueError(f"paraphrase: {function!r} cannot be called; give a function of a text that returns one")
+        raise UserError(f"paraphrase: {function!r} cannot be called; give a function of a text that returns one")
     paraphrases: dict[tuple[str, str], str] = {}
     for role, tasks in role_texts.items():
         for text in dict.fromkeys(text for texts in tasks.values() for text in texts):
             paraphrase: object = function(text)
             if not isinstance(paraphrase, str):
-                raise ValueError(f"paraphrase: it made a {type(paraphrase).__name__} of {text[:80]!r}, not a text")
+                raise UserError(f"paraphrase: it made a {type(paraphrase).__name__} of {text[:80]!r}, not a text")
             paraphrases[role, text] = paraphrase
     return paraphrases
 
@@ -116,7 +116,7 @@ def _paraphrase_by_model(context: ComparisonContext, source: str, role_texts: Ro
     """Return the paraphrases of a model: the base of each agent's policy, or a named policy."""
     if source != BASE and source not in context.run.policies:
         names = [BASE, *context.run.policies]
-        raise ValueError(
+        raise UserError(
             f"paraphrase: {source!r} is no policy of the recipe{did_you_mean(source, names)}; give one of "
             f"{', '.join(names)}, or module:function"
         )

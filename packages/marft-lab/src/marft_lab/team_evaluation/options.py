@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from marft.common.errors import UserError
 from marft.config.settings import did_you_mean
 
 PARTS = ("single", "swap", "leave-out", "ablation", "counterfactual")
@@ -29,7 +30,7 @@ class ComparisonOptions:
         ignore_cache: True to ignore the cache.
 
     Raises:
-        ValueError: unknown part, or a count below its minimum.
+        UserError: unknown part, or a count below its minimum.
     """
 
     checkpoint: str = "last"
@@ -46,12 +47,12 @@ class ComparisonOptions:
     def __post_init__(self) -> None:
         for name in self.only:
             if name not in PARTS:
-                raise ValueError(f"only: {name!r} is none of {', '.join(PARTS)}{did_you_mean(name, PARTS)}")
+                raise UserError(f"only: {name!r} is none of {', '.join(PARTS)}{did_you_mean(name, PARTS)}")
         for name in ("samples", "attempts", "resamples"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is a whole number from 1 on, and this is {getattr(self, name)}")
+                raise UserError(f"{name} is a whole number from 1 on, and this is {getattr(self, name)}")
         if self.tasks < 0:
-            raise ValueError(f"tasks is a whole number from 0 on, and this is {self.tasks}")
+            raise UserError(f"tasks is a whole number from 0 on, and this is {self.tasks}")
 
     @property
     def parts(self) -> tuple[str, ...]:

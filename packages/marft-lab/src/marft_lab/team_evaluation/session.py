@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from marft.common.errors import UserError
 from marft.common.types import Task
 from marft.config.helpers import without_helpers
 from marft.config.run import RunSettings
@@ -132,7 +133,7 @@ def evaluate_team(
         note: callback for the estimated number of episodes, before the first episode.
 
     Raises:
-        ValueError: missing checkpoint, run or policy, empty test split, or no applicable part for a single agent.
+        UserError: missing checkpoint, run or policy, empty test split, or no applicable part for a single agent.
     """
     single_run = _open_single_run(options.single) if options.single else None
     team_checkpoint, checkpoint_names, paths = _resolve_checkpoints(run, folder, options)
@@ -175,7 +176,7 @@ def evaluate_team(
 def _run_parts(context: ComparisonContext, result: TeamEvaluation) -> None:
     """Play the team, then the requested parts."""
     if not any(episode.is_scored for episode in context.episodes):
-        raise ValueError(f"no episode of the team could be scored: {context.episodes[0].error}")
+        raise UserError(f"no episode of the team could be scored: {context.episodes[0].error}")
     result.rows.append(build_row("team", "team", context.team))
     if "accuracy" not in result.rows[0].values:
         result.measure = "reward"
@@ -215,7 +216,7 @@ def _resolve_checkpoints(
 
 def _check_comparable(run: RunSettings, options: ComparisonOptions) -> None:
     if len(run.agents) < 2 and not set(options.parts) & {"leave-out", "counterfactual"} and not options.single:
-        raise ValueError(
+        raise UserError(
             f"the team is one agent ({run.agents[0].role}): of {', '.join(options.parts)} there is nothing to compare. "
             "Give --only leave-out,counterfactual, or another run of one agent (--single)"
         )
@@ -225,12 +226,12 @@ def _open_single_run(path: Path) -> tuple[RunSettings, RunFolder]:
     """Open a single agent's run.
 
     Raises:
-        ValueError: no run, or a run of several agents.
+        UserError: no run, or a run of several agents.
     """
     folder = RunFolder.open(path)
     run = folder.relocated_settings()
     if len(run.agents) != 1:
-        raise ValueError(f"single: {path} is a run of {len(run.agents)} agents, and one of a single agent is needed")
+        raise UserError(f"single: {path} is a run of {len(run.agents)} agents, and one of a single agent is needed")
     return run, folder
 
 
@@ -238,12 +239,12 @@ def _match_tasks(run: RunSettings, folder: RunFolder, tasks: Sequence[Task]) -> 
     """Return the other run's tasks with the same ids.
 
     Raises:
-        ValueError: the other run does not hold out these tasks.
+        UserError: the other run does not hold out these tasks.
     """
     by_id = {task.id: task for task in read_tasks(run.environment, "test")}
     missing = [task.id for task in tasks if task.id not in by_id or by_id[task.id].prompt != task.prompt]
     if missing:
-        raise ValueError(
+        raise UserError(
             f"single: {folder.path} does not hold out {len(missing)} of the {len(tasks)} tasks, such as "
             f"{missing[0]!r}: train it in the same environment"
         )

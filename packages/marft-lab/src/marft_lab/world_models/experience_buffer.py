@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt, ValidationError
 
 from marft.common import atomic
+from marft.common.errors import UserError
 from marft.config.load import first_problem
 from marft_lab.world_models.interface import History, ObservedTransition, Outcome
 from marft_lab.world_models.trust import Trust
@@ -120,7 +121,7 @@ def read_state(folder: Path) -> WorldModelState:
     """Read the state from a folder; an empty state if the file is missing.
 
     Raises:
-        ValueError: unreadable file.
+        UserError: unreadable file.
     """
     file = folder / FILE_NAME
     if not file.is_file():
@@ -131,7 +132,7 @@ def read_state(folder: Path) -> WorldModelState:
         returns = {role: (low, high) for role, (low, high) in content.returns.items()}
     except (OSError, ValueError, IndexError) as error:
         reason = first_problem(error) if isinstance(error, ValidationError) else error
-        raise ValueError(f"{file} cannot be read: {reason}; start a new run with --init-from") from None
+        raise UserError(f"{file} cannot be read: {reason}; start a new run with --init-from") from None
     trust = Trust(content.on, tuple(content.steps), tuple(content.rewards))
     return WorldModelState(ExperienceBuffer(transitions, returns), trust, content.fitted)
 

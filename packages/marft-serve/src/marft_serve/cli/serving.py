@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from marft.cli.handlers import console, silence_transformers
+from marft.common.errors import UserError
 from marft.common.packages import install_command
 from marft_serve.serving.options import ServeOptions, ShadowTeam, SidecarSpec, format_startup, load_sidecar
 
@@ -26,13 +27,13 @@ def serve(
     """``marft serve``."""
     missing = [name for name in ("starlette", "uvicorn", "prometheus_client") if find_spec(name) is None]
     if missing:
-        raise ValueError(f"serving needs packages that are not installed: {install_command('serve')}")
+        raise UserError(f"serving needs packages that are not installed: {install_command('serve')}")
     if options.mcp not in ("", "http", "stdio"):
-        raise ValueError(f"--mcp: {options.mcp!r} is none of http, stdio")
+        raise UserError(f"--mcp: {options.mcp!r} is none of http, stdio")
     if options.mcp and find_spec("mcp") is None:
-        raise ValueError(f"MCP needs a package that is not installed: {install_command('mcp')}")
+        raise UserError(f"MCP needs a package that is not installed: {install_command('mcp')}")
     if options.a2a and (find_spec("a2a") is None or find_spec("sse_starlette") is None):
-        raise ValueError(f"A2A needs packages that are not installed: {install_command('a2a')}")
+        raise UserError(f"A2A needs packages that are not installed: {install_command('a2a')}")
     options.check()
     silence_transformers()
     from marft_serve.serving.server import run_server

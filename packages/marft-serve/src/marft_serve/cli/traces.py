@@ -14,7 +14,7 @@ from marft.cli.console import INTERRUPTED, wide_console
 from marft.cli.errors import open_run, set_run_folder
 from marft.cli.handlers import silence_transformers
 from marft.cli.output import OutputMode, open_output
-from marft.common.errors import RunError
+from marft.common.errors import RunError, UserError
 from marft.common.texts import sanitize
 from marft.config import RunSettings, load_recipe
 from marft.config.load import override_keys
@@ -80,7 +80,7 @@ def run_score(recipe: RecipeWithTraces, overwrite: bool, output_mode: OutputMode
     """``marft score``."""
     run = recipe.load("score")
     if not SftSettings.from_run(run).traces:
-        raise ValueError("no file of traces is named: marft score RECIPE --traces traces.jsonl")
+        raise UserError("no file of traces is named: marft score RECIPE --traces traces.jsonl")
     folder = RunFolder(Path(run.output) / run.name)
     folder.check_free(overwrite)
     silence_transformers()
@@ -189,14 +189,14 @@ def run_trace(
     """``marft trace``.
 
     Raises:
-        ValueError: there is nothing to export, or the destination is invalid.
+        UserError: there is nothing to export, or the destination is invalid.
         RunError: the endpoint did not accept everything; the message gives the progress.
         SystemExit: Ctrl-C.
     """
     if bool(otlp) == bool(file):
-        raise ValueError("say where to:  --otlp http://localhost:4318  or  --output traces.jsonl")
+        raise UserError("say where to:  --otlp http://localhost:4318  or  --output traces.jsonl")
     if file and headers:
-        raise ValueError("--header goes with --otlp")
+        raise UserError("--header goes with --otlp")
     if file:
         with open_trace_file(file) as write_spans:
             progress = _export(recording, write_spans, content)

@@ -13,6 +13,7 @@ from uvicorn import Config, Server
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from marft.agents.loop_threads import LoopThread
+from marft.common.errors import UserError
 
 BACKLOG = 2048
 HEADER_SECONDS = 30.0  # timeout for the head of a request
@@ -31,7 +32,7 @@ class Listener:
         lifespan: True to send lifespan events to the app.
 
     Raises:
-        ValueError: the server cannot listen on this host and port.
+        UserError: the server cannot listen on this host and port.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ def check_port_available(host: str, port: int, label: str) -> None:
     """Check early that the server can listen on a host and port.
 
     Raises:
-        ValueError: it cannot.
+        UserError: it cannot.
     """
     _open_socket(host, port, label).close()
 
@@ -99,7 +100,7 @@ def _open_socket(host: str, port: int, label: str) -> socket.socket:
         listener_socket.listen(BACKLOG)
     except OSError as error:
         listener_socket.close()
-        raise ValueError(f"{label} cannot listen on {host} port {port}: {error.strerror}") from error
+        raise UserError(f"{label} cannot listen on {host} port {port}: {error.strerror}") from error
     return listener_socket
 
 

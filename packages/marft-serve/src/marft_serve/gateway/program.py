@@ -17,7 +17,7 @@ from marft.agents.agents import Agents, Outcome
 from marft.agents.environment_calls import RefusedError
 from marft.agents.loop_threads import CallTimeoutError, LoopThread, UserCodeError
 from marft.agents.task_copies import copy_data
-from marft.common.errors import EpisodeFailedError
+from marft.common.errors import EpisodeFailedError, UserError
 from marft.common.packages import install_command
 from marft.common.types import JointAction, Observation, Task
 from marft.config.agents import Strings
@@ -114,14 +114,14 @@ class Program(Organization):
     @model_validator(mode="after")
     def _check_command(self) -> Program:
         if bool(self.call) == bool(self.command):
-            raise ValueError("needs either a function to call, or a command")
+            raise UserError("needs either a function to call, or a command")
         if self.call and self.python:
-            raise ValueError("python does nothing for a function, which is called here; remove it, or use a command")
+            raise UserError("python does nothing for a function, which is called here; remove it, or use a command")
         if self.command and shutil.which(self.resolved_command[0], path=self._search_path()) is None:
-            raise ValueError(f"there is no program {self.resolved_command[0]!r}")
+            raise UserError(f"there is no program {self.resolved_command[0]!r}")
         missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
         if missing:
-            raise ValueError(f"the gateway needs packages that are not installed: {install_command('gateway')}")
+            raise UserError(f"the gateway needs packages that are not installed: {install_command('gateway')}")
         return self
 
     @property

@@ -21,6 +21,7 @@ from marft.cli.python.arguments import check_path
 from marft.cli.python.commands import RecipeChanges, RecipeLike, resolve_run
 from marft.cli.python.run import Run
 from marft.common.error_origin import describe_error
+from marft.common.errors import UserError
 from marft.common.types import Episode, Task
 from marft.config.load import parse_recipe, to_toml
 from marft.config.paths import expand_user
@@ -81,20 +82,20 @@ class Session:
             agent_rewards: individual rewards by role, for a task in text form; optional.
 
         Raises:
-            ValueError: the episode is over, or the answer or reward is invalid.
+            UserError: the episode is over, or the answer or reward is invalid.
         """
         if self.episode is not None:
-            raise ValueError(f"the session is over: {self.episode.error or self.episode.status}")
+            raise UserError(f"the session is over: {self.episode.error or self.episode.status}")
         fields = {"answer": answer, "reward": reward, "success": success, "agent_rewards": agent_rewards}
         table = {key: value for key, value in fields.items() if value is not None}
         if not self.graded and len(table) > ("answer" in table):
-            raise ValueError("a task of the environment is graded by the environment: give the answer alone")
+            raise UserError("a task of the environment is graded by the environment: give the answer alone")
         if self.graded:
             table.setdefault("reward", 0.0)
         try:
             parse_outcome(table, self.clients, self.graded)
         except RefusedError as error:
-            raise ValueError(f"the session {error}") from None
+            raise UserError(f"the session {error}") from None
         self._has_reward = self._has_reward or reward is not None
         assert self._turn is not None, "a session that somebody holds has begun"
         loop, turn = self._turn
@@ -116,11 +117,11 @@ class Session:
         Without a reward from the caller or the environment, the episode is recorded ungraded.
 
         Raises:
-            ValueError: as for :meth:`step`; or the environment expects more answers, and the episode is cancelled.
+            UserError: as for :meth:`step`; or the environment expects more answers, and the episode is cancelled.
         """
         if self.step(answer, reward=reward, success=success, agent_rewards=agent_rewards) is not None:
             self.cancel()
-            raise ValueError("the environment goes on: give every answer with step(), until that returns None")
+            raise UserError("the environment goes on: give every answer with step(), until that returns None")
         assert self.episode is not None
         return self.episode
 
@@ -182,7 +183,7 @@ class Gateway:
         timeout: timeout of a session, in seconds.
 
     Raises:
-        ValueError: the checkpoint does not exist, the recipe is invalid, or the gateway's packages are not installed.
+        UserError: the checkpoint does not exist, the recipe is invalid, or the gateway's packages are not installed.
     """
 
     def __init__(
@@ -223,12 +224,12 @@ class Gateway:
         """Return tasks from the run's environment, for grading by the environment.
 
         Raises:
-            ValueError: the split does not exist, or has no tasks.
+            UserError: the split does not exist, or has no tasks.
         """
         from marft.envs.tasks import read_tasks
 
         if split not in ("train", "validation", "test"):
-            raise ValueError(f"split: {split!r} is none of train, validation, test")
+            raise UserError(f"split: {split!r} is none of train, validation, test")
         return [copy_task(task) for task in read_tasks(self.run.environment, split)]  # type: ignore[arg-type]
 
     def session(self, task: str | Task) -> Session:
@@ -239,19 +240,19 @@ class Gateway:
                 reward.
 
         Raises:
-            ValueError: the gateway is closed, or the episode failed to start.
+            UserError: the gateway is closed, or the episode failed to start.
         """
         if self._closing is None or self._closing.is_set():
-            raise ValueError("the gateway is closed")
+            raise UserError("the gateway is closed")
         if not isinstance(task, str | Task):
-            raise ValueError(f"a task is one of gateway.tasks(), or words, and this is of type {type(task).__name__}")
+            raise UserError(f"a task is one of gateway.tasks(), or words, and this is of type {type(task).__name__}")
         number = next(self._numbers)
         session_task = Task(f"session-{number:06d}", task) if isinstance(task, str) else task
         session = Session(session_task, graded=session_task is not task)
         asyncio.run_coroutine_threadsafe(self._start_session(session, number), self._loop).result()
         session._process_event()
         if session.episode is not None:
-            raise ValueError(f"the session could not begin: {session.episode.error}")
+            raise UserError(f"the session could not begin: {session.episode.error}")
         return session
 
     def close(self) -> None:
@@ -329,7 +330,7 @@ def _build_gateway_run(run: RunSettings, timeout: float) -> RunSettings:
     """Return the recipe with a program as its organization and without ordered admission of requests.
 
     Raises:
-        ValueError: the agents cannot be used through a gateway.
+        UserError: the agents cannot be used through a gateway.
     """
     table = tomllib.loads(to_toml(run))
     settings = table["team"] if isinstance(run.team, Program) else {}

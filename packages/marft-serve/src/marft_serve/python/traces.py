@@ -18,6 +18,7 @@ from marft.cli.python.commands import (
 )
 from marft.cli.python.run import Run
 from marft.common.callbacks import Callback
+from marft.common.errors import UserError
 from marft.config.load import override_keys
 from marft.config.run import RunSettings
 from marft.runs.run_folder import RunFolder
@@ -53,12 +54,12 @@ def score(
         overwrite: True to replace an existing run.
 
     Raises:
-        ValueError: a file does not exist, or the recipe or folder is invalid.
+        UserError: a file does not exist, or the recipe or folder is invalid.
         RunError: writing failed.
     """
     run, _ = _resolve_run(recipe, traces, changes, roles, given, more, "score")
     if not SftSettings.from_run(run).traces:
-        raise ValueError('no file of traces is named: marft_serve.score(recipe, "traces.jsonl")')
+        raise UserError('no file of traces is named: marft_serve.score(recipe, "traces.jsonl")')
     folder = RunFolder(Path(run.output) / run.name)
     folder.check_free(overwrite)
     with explain_file_errors():
@@ -102,7 +103,7 @@ def sft(
         callbacks: callbacks that observe the run, called in order. Without one, notes become warnings.
 
     Raises:
-        ValueError: the recipe, the traces or the folder are invalid. The folder is then unchanged.
+        UserError: the recipe, the traces or the folder are invalid. The folder is then unchanged.
         RunError: a step produced a non-finite value, or writing failed.
     """
     run, folder = _resolve_run(recipe, traces, changes, roles, given, more, "sft")

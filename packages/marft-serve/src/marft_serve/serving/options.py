@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from marft.common.errors import UserError
 from marft.config.endpoint import is_server_url
 from marft.config.plugins import load_registered
 from marft_serve.gateway.hosts import is_loopback
@@ -55,20 +56,20 @@ class ServeOptions:
         """Check the access rules and the combination of protocols.
 
         Raises:
-            ValueError: remote requests would need no token, the token has invalid characters, the options exclude each
+            UserError: remote requests would need no token, the token has invalid characters, the options exclude each
                 other, or the public URL is invalid.
         """
         if self.token and not (self.token.isascii() and self.token.isprintable() and " " not in self.token):
-            raise ValueError("--token: holds characters that no header can carry")
+            raise UserError("--token: holds characters that no header can carry")
         if not self.token and not self.allow_remote and not is_loopback(self.host):
-            raise ValueError(
+            raise UserError(
                 f"--host {self.host}: others than this machine could ask, and no token is set; set MARFT_TOKEN, or say "
                 "--no-token"
             )
         if self.a2a and self.mcp == "stdio":
-            raise ValueError("--a2a: an agent is asked over HTTP, and --mcp stdio listens nowhere; say --mcp http")
+            raise UserError("--a2a: an agent is asked over HTTP, and --mcp stdio listens nowhere; say --mcp http")
         if self.public_url and not is_server_url(self.public_url):
-            raise ValueError(f"--public-url: {self.public_url!r} is no address such as https://team.example.org")
+            raise UserError(f"--public-url: {self.public_url!r} is no address such as https://team.example.org")
 
 
 def format_startup(address: str, models: Sequence[str], options: ServeOptions) -> Iterator[str]:
@@ -157,7 +158,7 @@ def load_sidecar(name: str, shadow_team: ShadowTeam) -> SidecarSpec:
     """Return the sidecar for a second team, from the entry-point group ``marft.observers``.
 
     Raises:
-        ValueError: no package registers the name, the second team cannot be served, or its settings are invalid.
+        UserError: no package registers the name, the second team cannot be served, or its settings are invalid.
     """
     spec: SidecarSpec = load_registered("observers", name)(shadow_team)
     return spec

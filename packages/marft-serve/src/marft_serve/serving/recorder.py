@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from marft.common import atomic
+from marft.common.errors import UserError
 from marft.common.texts import format_error, single_line
 from marft.common.types import Episode, Tool
 from marft.config.interfaces.tools import ToolSource
@@ -37,14 +38,14 @@ class Recorder:
         on_dropped: callback with the number of sessions that could not be written.
 
     Raises:
-        ValueError: the folder cannot be created.
+        UserError: the folder cannot be created.
     """
 
     def __init__(self, folder: Path, on_dropped: Callable[[int], object] = lambda _: None) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ValueError(f"--record: cannot make {folder}: {error.strerror}") from error
+            raise UserError(f"--record: cannot make {folder}: {error.strerror}") from error
         self.folder, self.on_dropped = folder, on_dropped
         self._start_label = f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
         self._file_count = 0
@@ -112,7 +113,7 @@ def read_tools(folder: Path) -> dict[str, tuple[Tool, ...]]:
     """Read the tool definitions for all stored sources, by hash.
 
     Raises:
-        ValueError: the file is damaged.
+        UserError: the file is damaged.
     """
     return {digest: tuple(Tool(**tool) for tool in tools) for digest, tools in read_tables(folder).items()}
 
@@ -121,7 +122,7 @@ def read_tables(folder: Path) -> dict[str, list[dict[str, Any]]]:
     """Read the stored tables; empty without a file.
 
     Raises:
-        ValueError: the file is damaged.
+        UserError: the file is damaged.
     """
     file = folder / TOOLS_FILE
     if not file.exists():
@@ -130,5 +131,5 @@ def read_tables(folder: Path) -> dict[str, list[dict[str, Any]]]:
         tables = atomic.read_json(file)
         assert all(set(tool) == {"name", "description", "parameters"} for tools in tables.values() for tool in tools)
     except (ValueError, OSError, AssertionError, AttributeError, TypeError) as error:
-        raise ValueError(f"{file} is damaged; remove it, and serve once more with --record") from error
+        raise UserError(f"{file} is damaged; remove it, and serve once more with --record") from error
     return dict(tables)

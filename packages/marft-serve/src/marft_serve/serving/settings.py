@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from marft.common.errors import UserError
 from marft.common.texts import format_error
 from marft.common.types import Task
 from marft.common.user_modules import is_export
@@ -52,9 +53,9 @@ class Questions(Environment):
         """Raise an error.
 
         Raises:
-            ValueError: always; requests do not use this environment.
+            UserError: always; requests do not use this environment.
         """
-        raise ValueError("a team that is served is asked by requests")
+        raise UserError("a team that is served is asked by requests")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ def load_served_team(
         trust_code: True to accept code in an export.
 
     Raises:
-        ValueError: the path is neither a run nor an export, it is damaged, or its team cannot be served.
+        UserError: the path is neither a run nor an export, it is damaged, or its team cannot be served.
     """
     if is_export(path):
         export = load_export(path)
@@ -92,7 +93,7 @@ def load_served_team(
         try:
             table = build_served_table(recipe)
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path}: its recipe is none that MARFT writes ({format_error(error)})") from error
+            raise UserError(f"{path}: its recipe is none that MARFT writes ({format_error(error)})") from error
         return ServedTeam(parse_recipe(table, overrides, str(path)), export=export)
     folder = RunFolder.open(path)
     name = f"step_{int(checkpoint):06d}" if checkpoint.isdecimal() else checkpoint
@@ -119,11 +120,11 @@ def build_served_table(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Return a recipe's tables for serving, with continuous admission and without grading.
 
     Raises:
-        ValueError: an agent uses tools from the environment's sessions.
+        UserError: an agent uses tools from the environment's sessions.
     """
     for agent in recipe["agents"]:
         if ENVIRONMENT_TOOLS in agent.get("tools", ()):
-            raise ValueError(
+            raise UserError(
                 f"agents.{agent['role']}.tools: those of the environment belong to its sessions, and a team that is "
                 "served has none; export a team without them"
             )

@@ -25,6 +25,7 @@ from marft.agents.play import play
 from marft.agents.prompt_messages import ChatMessage
 from marft.agents.streaming import TokenStream
 from marft.agents.team import Team
+from marft.common.errors import UserError
 from marft.common.texts import single_line
 from marft.common.types import Action, Episode, JointAction, Observation, SamplingParams, Step, Task
 from marft.config.agents import MIN_TEMPERATURE
@@ -68,7 +69,7 @@ class TeamHandler:
         record: callback with every episode, ungraded.
 
     Raises:
-        ValueError: the roles use both names of the team.
+        UserError: the roles use both names of the team.
     """
 
     def __init__(self, game: Game, name: str, record: Callable[[Episode], None] = lambda _: None) -> None:
@@ -76,7 +77,7 @@ class TeamHandler:
         roles = [agent.role for agent in game.team.agents]
         self.team_names = tuple(dict.fromkeys(candidate for candidate in (name, TEAM_ALIAS) if candidate not in roles))
         if not self.team_names:
-            raise ValueError(
+            raise UserError(
                 f"agents.{TEAM_ALIAS}: the whole team is served by that name; choose another role, or run name"
             )
         self.roles = tuple(roles)

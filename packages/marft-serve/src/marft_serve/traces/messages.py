@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from marft.agents.prompt_messages import ChatMessage, format_message
+from marft.common.errors import UserError
 from marft.common.reasoning import measure_reasoning, strip_delimiters
 from marft.common.texts import replace_surrogates
 from marft.common.types import Tool, ToolCall
@@ -179,7 +180,7 @@ def normalize_arguments(value: object, tool: str = "a tool") -> str:
 
 
 def _reject_constant(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
+    raise UserError(f"{constant} is no JSON")
 
 
 def match_tool_results(messages: Sequence[TracedMessage]) -> list[TracedMessage]:

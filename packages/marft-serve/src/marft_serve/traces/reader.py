@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from marft.common.atomic import check_regular_file, digest_of_file
+from marft.common.errors import UserError
 from marft_serve.traces.conversations import is_conversation, iter_episodes
 from marft_serve.traces.spans import ImportedSpan, has_spans, parse_spans
 from marft_serve.traces.trace_builder import TraceBuilder
@@ -39,12 +40,12 @@ def read_objects(path: Path, skip_counter: SkipCounter) -> Iterator[tuple[str, d
         skip_counter: counter of skipped lines.
 
     Raises:
-        ValueError: the file cannot be opened.
+        UserError: the file cannot be opened.
     """
     try:
         file = check_regular_file(path).open("rb")
     except OSError as error:
-        raise ValueError(f"cannot read the traces of {path}: {error.strerror or error}") from error
+        raise UserError(f"cannot read the traces of {path}: {error.strerror or error}") from error
     with file:
         for number, line in enumerate(_iter_lines(file), 1):
             location = f"{path.name}:{number}"
@@ -85,12 +86,12 @@ def read_rows(path: Path, skip_counter: SkipCounter) -> Iterator[tuple[str, dict
     """Yield ``(place, object)`` for each row in a folder, grouped by episode, in request order.
 
     Raises:
-        ValueError: the folder has no rows, a file cannot be opened, or a file has changed. Lost rows would remove one
+        UserError: the folder has no rows, a file cannot be opened, or a file has changed. Lost rows would remove one
             role's share of an episode but keep the shares of the other roles.
     """
     folder = find_rows(path)
     if folder is None:
-        raise ValueError(f"{path} has no rows ({MANIFEST}); make some:  marft synthesize RECIPE --teacher …")
+        raise UserError(f"{path} has no rows ({MANIFEST}); make some:  marft synthesize RECIPE --teacher …")
     names = _read_manifest(folder)
     files = [_iter_ordered(folder / name, skip_counter) for name in names]
     return ((location, row) for _, location, row in merge(*files, key=lambda row: row[0]))
@@ -103,13 +104,13 @@ def _read_manifest(folder: Path) -> list[str]:
         listed = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
         files = {str(name): str(digest) for name, digest in listed.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{folder / MANIFEST} is damaged ({error!r:.80}); {hint}") from error
+        raise UserError(f"{folder / MANIFEST} is damaged ({error!r:.80}); {hint}") from error
     present = {file.name for file in folder.glob("*.jsonl")}
     if mismatched := sorted(present ^ files.keys()):
-        raise ValueError(f"{folder} has not the files that its {MANIFEST} lists ({', '.join(mismatched)}); {hint}")
+        raise UserError(f"{folder} has not the files that its {MANIFEST} lists ({', '.join(mismatched)}); {hint}")
     for name, digest in files.items():
         if digest_of_file(folder / name) != digest:
-            raise ValueError(f"{folder / name} is not as it was written; {hint}")
+            raise UserError(f"{folder / name} is not as it was written; {hint}")
     return sorted(files)
 
 
@@ -130,7 +131,7 @@ def read_traces(paths: Sequence[Path], skip_counter: SkipCounter) -> Iterator[Tr
         skip_counter: counter of skipped items.
 
     Raises:
-        ValueError: a file cannot be opened.
+        UserError: a file cannot be opened.
     """
     for path in paths:
         builder = TraceBuilder(skip_counter)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from marft.common.errors import UserError
 from marft.config.run import RunSettings
 from marft.config.settings import did_you_mean
 from marft_serve.traces.reader import find_rows
@@ -20,13 +21,13 @@ def parse_roles(options: Iterable[str], roles: Sequence[str]) -> dict[str, str]:
     {'Plan node': 'planner'}
 
     Raises:
-        ValueError: a value has a different form, or the recipe has no such role.
+        UserError: a value has a different form, or the recipe has no such role.
     """
     explicit: dict[str, str] = {}
     for option in options:
         name, equals, role = option.rpartition("=")
         if not equals or not name.strip():
-            raise ValueError(f'--role {option!r} is not written as "name in the traces=role"')
+            raise UserError(f'--role {option!r} is not written as "name in the traces=role"')
         explicit[name.strip()] = role.strip()
     check_roles(explicit, roles)
     return explicit
@@ -36,11 +37,11 @@ def check_roles(explicit: Mapping[str, str], roles: Sequence[str]) -> None:
     """Check the given roles against the recipe.
 
     Raises:
-        ValueError: the recipe has no such role.
+        UserError: the recipe has no such role.
     """
     for name, role in explicit.items():
         if role not in roles:
-            raise ValueError(f'--role "{name}={role}": the recipe has no agent {role!r}{did_you_mean(role, roles)}')
+            raise UserError(f'--role "{name}={role}": the recipe has no agent {role!r}{did_you_mean(role, roles)}')
 
 
 class RoleMapping:
@@ -99,11 +100,11 @@ def build_overrides(run: RunSettings, traces: Sequence[Path], roles: Mapping[str
         roles: the recipe's role for each agent name in the traces.
 
     Raises:
-        ValueError: a file does not exist, or the recipe has no agent with a given role.
+        UserError: a file does not exist, or the recipe has no agent with a given role.
     """
     for path in traces:
         if not path.is_file() and find_rows(path) is None:
-            raise ValueError(f"--traces {path}: there is no such file, and no folder of rows")
+            raise UserError(f"--traces {path}: there is no such file, and no folder of rows")
     check_roles(roles, [agent.role for agent in run.agents])
     overrides: dict[str, object] = {}
     if traces:

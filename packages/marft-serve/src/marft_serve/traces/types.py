@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marft.agents.prompt_messages import ChatMessage
+from marft.common.errors import UserError
 from marft.common.texts import single_line
 from marft.common.types import Task, Tool, ToolCall
 from marft.common.usage import Usage
@@ -20,7 +21,7 @@ MAX_TURNS = 256  # per episode
 MAX_REASONS, MAX_LOCATIONS = 200, 5  # maximum numbers of stored reasons, and of places per reason
 
 
-class UnreadableError(ValueError):
+class UnreadableError(UserError):
     """Invalid or unsupported part of a trace; the message gives the reason."""
 
 

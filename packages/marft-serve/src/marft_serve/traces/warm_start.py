@@ -18,7 +18,7 @@ import numpy as np
 
 from marft.common import seeds
 from marft.common.callbacks import Callback, CallbackList
-from marft.common.errors import RunError
+from marft.common.errors import RunError, UserError
 from marft.common.token_data import TokenSource
 from marft.common.types import Action, ActionKey, Sample
 from marft.config.run import RunSettings
@@ -86,7 +86,7 @@ def load_imitation_data(
         on_replayed: callback for each replayed trace.
 
     Raises:
-        ValueError: a file cannot be opened, or no turn is left to train; the message gives the reasons.
+        UserError: a file cannot be opened, or no turn is left to train; the message gives the reasons.
     """
     episodes = list[list[Sample]]()
     with TraceReplayer(run, skip_counter, formats) as replayer:
@@ -98,7 +98,7 @@ def load_imitation_data(
             episodes += [samples] if samples else []
         replayer.skip_unused_roles()
     if not episodes:
-        raise ValueError("\n  ".join([f"{NO_TRAINABLE_TURNS}:", *skip_counter.format_lines()]))
+        raise UserError("\n  ".join([f"{NO_TRAINABLE_TURNS}:", *skip_counter.format_lines()]))
     order = seeds.generator(run.seed, "sft", "held out").permutation(len(episodes))
     fraction = SftSettings.from_run(run).held_out_fraction
     held_out_count = max(1, round(fraction * len(episodes))) if fraction else 0
@@ -210,12 +210,12 @@ def warm_start(
         callbacks: callbacks that observe the run, before those of the recipe.
 
     Raises:
-        ValueError: the recipe, the traces or the folder are invalid. The folder is then unchanged.
+        UserError: the recipe, the traces or the folder are invalid. The folder is then unchanged.
         RunError: a step produced a non-finite value.
     """
     callback = CallbackList([*callbacks, *(part.model_copy(deep=True) for part in run.callbacks)])
     if not SftSettings.from_run(run).traces:
-        raise ValueError("sft.traces: no file of traces is named; give one:  marft sft … --traces traces.jsonl")
+        raise UserError("sft.traces: no file of traces is named; give one:  marft sft … --traces traces.jsonl")
     with folder.acquire_lock():
         init = RunInit.prepare(
             run, folder, callback.on_note, resume=resume, overwrite=overwrite, start_from=start_from, is_sft=True

@@ -13,6 +13,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
+from marft.common.errors import UserError
 from marft.common.packages import install_command
 from marft.common.version import __version__
 from marft_serve.tracing.span import AttributeValue, Span, SpanLink
@@ -28,10 +29,10 @@ def check_installed() -> None:
     """Check the installation of the protobuf package.
 
     Raises:
-        ValueError: the package is not installed.
+        UserError: the package is not installed.
     """
     if find_spec("opentelemetry") is None or find_spec("opentelemetry.proto") is None:
-        raise ValueError(f"sending traces needs the package opentelemetry-proto: {install_command('otel')}")
+        raise UserError(f"sending traces needs the package opentelemetry-proto: {install_command('otel')}")
 
 
 def encode_json_line(spans: Sequence[Span], resource: Mapping[str, AttributeValue]) -> str:

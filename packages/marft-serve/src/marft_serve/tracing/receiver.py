@@ -27,7 +27,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 from urllib.request import Request
 
-from marft.common.errors import RunError
+from marft.common.errors import RunError, UserError
 from marft.common.texts import single_line
 from marft.common.version import __version__
 from marft.config.endpoint import is_server_url
@@ -236,10 +236,10 @@ def build_traces_url(url: str) -> str:
     ('http://localhost:4318/v1/traces', 'http://localhost:5000/v1/traces')
 
     Raises:
-        ValueError: the text is not the URL of a server.
+        UserError: the text is not the URL of a server.
     """
     if not is_server_url(url):
-        raise ValueError(
+        raise UserError(
             f"{url!r} is no address of a receiver; it looks like http://localhost:4318, with what is secret in the "
             f"environment variable {HEADER_ENV_KEYS[1]}"
         )
@@ -253,7 +253,7 @@ def parse_headers(options: Sequence[str] = ()) -> dict[str, str]:
     The environment has OpenTelemetry's format, ``name=value,…``, with URL-encoded values.
 
     Raises:
-        ValueError: a header does not have the form ``name=value``.
+        UserError: a header does not have the form ``name=value``.
     """
     variable = next((os.environ[name] for name in HEADER_ENV_KEYS if os.environ.get(name)), "")
     pairs = [(entry, HEADER_ENV_KEYS[1]) for entry in variable.split(",") if entry.strip()] + [
@@ -264,7 +264,7 @@ def parse_headers(options: Sequence[str] = ()) -> dict[str, str]:
         name, equals, value = pair.partition("=")
         value = unquote(value.strip()) if source != "--header" else value.strip()
         if not (equals and HEADER_NAME.fullmatch(name.strip()) and value.isascii() and value.isprintable()):
-            raise ValueError(f"{source}: a header is written as name=value, in plain characters")
+            raise UserError(f"{source}: a header is written as name=value, in plain characters")
         headers[name.strip()] = value
     return headers
 
@@ -273,16 +273,16 @@ def _parse_json(body: bytes) -> tuple[int, str]:
     try:
         table = json.loads(body)
     except RecursionError as error:
-        raise ValueError("nested too deep") from error
+        raise UserError("nested too deep") from error
     partial_success = table.get("partialSuccess") if isinstance(table, dict) else None
     if not isinstance(table, dict) or not isinstance(partial_success, dict | None):
-        raise ValueError("no object")
+        raise UserError("no object")
     count, message = (
         (partial_success or {}).get("rejectedSpans") or 0,
         (partial_success or {}).get("errorMessage") or "",
     )
     if not isinstance(count, int | str):  # 64-bit integers are text in JSON
-        raise ValueError("no number of spans")
+        raise UserError("no number of spans")
     return int(count), str(message)
 
 
@@ -293,7 +293,7 @@ def _parse_protobuf(body: bytes) -> tuple[int, str]:
     try:
         partial_success = ExportTraceServiceResponse.FromString(body).partial_success
     except DecodeError as error:
-        raise ValueError(str(error)) from error
+        raise UserError(str(error)) from error
     return int(partial_success.rejected_spans), str(partial_success.error_message)
 
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from marft.common.errors import UserError
 from marft.common.types import Episode
 from marft.config.settings import did_you_mean
 from marft.runs.episode_files import read_episodes
@@ -65,12 +66,12 @@ class Recording:
             task: only episodes of this task; "" for all.
 
         Raises:
-            ValueError: the run does not exist, or nothing was recorded.
+            UserError: the run does not exist, or nothing was recorded.
         """
         sessions = tuple(sorted(folder.glob(SESSION_FILES)))
         if sessions:
             if step:
-                raise ValueError("sessions that were served have no steps; leave out --step")
+                raise UserError("sessions that were served have no steps; leave out --step")
             return Recording(folder, sessions, "", task)
         run = RunFolder.open(folder)
         files = (run.find_recorded(step),) if step or not run.recorded_steps() else tuple(run.recorded_steps())
@@ -88,7 +89,7 @@ class Recording:
             on_file: callback after each file.
 
         Raises:
-            ValueError: a file cannot be read, or no episode belongs to the task.
+            UserError: a file cannot be read, or no episode belongs to the task.
             RunError: the endpoint did not accept the spans.
         """
         team, task_ids = TeamMetadata.from_file(self.folder / "config.toml", self.folder.resolve().name), set[str]()
@@ -102,7 +103,7 @@ class Recording:
                 progress.spans += len(batch.spans)
             on_file()
         if not progress.spans:
-            raise ValueError(f"no recorded episode is of task {self.task!r}{did_you_mean(self.task, task_ids)}")
+            raise UserError(f"no recorded episode is of task {self.task!r}{did_you_mean(self.task, task_ids)}")
 
     def _iter_episodes(self, file: Path, task_ids: set[str]) -> Iterator[Episode]:
         for episode in read_episodes(file):
@@ -126,10 +127,10 @@ def open_trace_file(path: Path) -> Iterator[SendSpans]:
     The file appears only when it is complete.
 
     Raises:
-        ValueError: the file already exists.
+        UserError: the file already exists.
     """
     if path.exists():
-        raise ValueError(f"{path} is there already; name another file, or remove it")
+        raise UserError(f"{path} is there already; name another file, or remove it")
     temporary = path.with_name(f"{path.name}.part")
     try:
         with temporary.open("w", encoding="utf-8") as file:

@@ -16,6 +16,7 @@ from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
+from marft.common.errors import UserError
 from marft_serve.gateway.listener import Listener
 from marft_serve.viewer import responses
 from marft_serve.viewer.access import AccessMiddleware, build_error_response
@@ -208,14 +209,14 @@ class Viewer:
         cache: cache for episode indexes; None for the user's cache.
 
     Raises:
-        ValueError: a folder has no run, or the server cannot listen on this host and port.
+        UserError: a folder has no run, or the server cannot listen on this host and port.
     """
 
     def __init__(
         self, paths: Sequence[Path], host: str, port: int, with_token: bool = True, cache: IndexCache | None = None
     ) -> None:
         if not with_token and host not in ("127.0.0.1", "::1", "localhost"):
-            raise ValueError(f"--no-token: others could read runs at {host}; leave it out, or listen on 127.0.0.1")
+            raise UserError(f"--no-token: others could read runs at {host}; leave it out, or listen on 127.0.0.1")
         cache = cache or IndexCache.for_user()
         cache.prune()
         self.token = secrets.token_urlsafe(24) if with_token else ""
@@ -240,7 +241,7 @@ def run_viewer(paths: Sequence[Path], host: str, port: int, with_token: bool, re
         ready: callback with the URL.
 
     Raises:
-        ValueError: as for :class:`Viewer`.
+        UserError: as for :class:`Viewer`.
     """
     viewer = Viewer(paths, host, port, with_token)
     try:

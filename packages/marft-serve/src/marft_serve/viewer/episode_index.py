@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from marft.common import atomic
+from marft.common.errors import UserError
 from marft.common.texts import single_line
 from marft.runs.episode_files import SCHEMA, open_parquet
 
@@ -72,7 +73,7 @@ def build_index(path: Path) -> pa.Table:
     prompt, messages and errors.
 
     Raises:
-        ValueError: the file has another format, is damaged, or does not exist.
+        UserError: the file has another format, is damaged, or does not exist.
     """
     try:
         with open_parquet(path) as source, pq.ParquetFile(source, page_checksum_verification=True) as file:
@@ -81,15 +82,15 @@ def build_index(path: Path) -> pa.Table:
                 name not in schema.names or schema.field(name).type != SCHEMA.field(name).type
                 for name in INDEXED_COLUMNS
             ):
-                raise ValueError(f"{path} holds no episodes of this version of MARFT")
+                raise UserError(f"{path} holds no episodes of this version of MARFT")
             table = file.read(INDEXED_COLUMNS).combine_chunks()
             groups = (file.read_row_group(number, ["tokens"])["tokens"] for number in range(file.num_row_groups))
             sizes = [pc.list_value_length(tokens).to_numpy() for tokens in groups]
         if any(table[name].null_count for name in REQUIRED_COLUMNS):
-            raise ValueError(f"cannot read the episodes of {path}: a value is missing")
+            raise UserError(f"cannot read the episodes of {path}: a value is missing")
         return _build_table(table, np.nan_to_num(np.concatenate([*sizes, []])).astype(np.int64))
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read the episodes of {path}: {single_line(str(error))}") from error
+        raise UserError(f"cannot read the episodes of {path}: {single_line(str(error))}") from error
 
 
 def _build_table(table: pa.Table, tokens: Ints) -> pa.Table:
@@ -176,7 +177,7 @@ class IndexCache:
         """Load a file's index; build and cache it if necessary.
 
         Raises:
-            ValueError: as for :func:`load_index`.
+            UserError: as for :func:`load_index`.
         """
         cache_path = self._get_cache_path(path)
         source_id = f"{FORMAT_VERSION} {pa.__version__} {version}".encode()

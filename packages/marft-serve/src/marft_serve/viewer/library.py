@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypedDict
 
+from marft.common.errors import UserError
 from marft.common.texts import replace_surrogates
 from marft.evaluation.transcripts import PromptDecoder as Written
 from marft.runs.run_folder import RunFolder, SavedRecipe
@@ -17,7 +18,7 @@ from marft_serve.viewer.episode_query import EpisodeTable
 from marft_serve.viewer.metrics_log import MetricsLog
 
 
-class MissingError(ValueError):
+class MissingError(UserError):
     """Requested item does not exist; HTTP status 404."""
 
 
@@ -35,7 +36,7 @@ class Run:
     """Run to show: recipe, metrics and recorded episodes.
 
     Raises:
-        ValueError: the recipe cannot be read.
+        UserError: the recipe cannot be read.
     """
 
     def __init__(self, name: str, path: Path, cache: IndexCache) -> None:
@@ -111,14 +112,14 @@ class Run:
 
         Raises:
             MissingError: there are no recorded episodes.
-            ValueError: the file cannot be read.
+            UserError: the file cannot be read.
         """
         file = self.index.find_file(name)
         if file is None:
             raise MissingError(f"{self.id} has no recorded episodes of {name!r}")
         file_index = self.index.get_index(file)
         if file_index.table is None:
-            raise ValueError(file_index.problem)
+            raise UserError(file_index.problem)
         return file_index
 
     def get_active_guards(self, file: FileIndex) -> list[str]:
@@ -154,7 +155,7 @@ class Library:
         cache: cache for episode indexes.
 
     Raises:
-        ValueError: a folder has no run.
+        UserError: a folder has no run.
     """
 
     def __init__(self, paths: Sequence[Path], cache: IndexCache) -> None:
@@ -165,7 +166,7 @@ class Library:
         for path in paths:
             if not find_runs(path):
                 hint = RunFolder(path).suggest_similar() if not path.is_dir() else ""
-                raise ValueError(
+                raise UserError(
                     f"no run at {path}{hint}; train one (marft train demo), or name its folder, or the folder that "
                     "runs are in"
                 )

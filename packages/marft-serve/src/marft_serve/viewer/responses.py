@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel, FiniteFloat, ValidationError
 
 from marft.common import atomic
+from marft.common.errors import UserError
 from marft.common.metrics import CATALOG
 from marft.common.texts import single_line
 from marft.config.load import first_problem
@@ -344,7 +345,7 @@ def build_team(run: Run, file: FileIndex | None) -> dict[str, object]:
     ``share`` of an edge is the fraction of the receiver's actions that saw an action of the sender.
 
     Raises:
-        ValueError: the file cannot be read.
+        UserError: the file cannot be read.
     """
     action_counts, token_counts, seen_counts, receiver_counts = (
         _count_activity(file) if file else (Counter[str](), Counter[str](), Counter(), Counter())
@@ -389,7 +390,7 @@ def _count_activity(
         sizes = pc.fill_null(pc.list_value_length(table["tokens"]), 0).to_pylist()
         rows = zip(table["agent"].to_pylist(), table["sees"].to_pylist(), sizes, strict=True)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read the episodes of {file.file.path}: {single_line(str(error))}") from error
+        raise UserError(f"cannot read the episodes of {file.file.path}: {single_line(str(error))}") from error
     action_counts, token_counts = Counter[str](), Counter[str]()
     seen_counts, receiver_counts = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for agent, sees, size in rows:

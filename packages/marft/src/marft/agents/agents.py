@@ -12,6 +12,7 @@ import numpy as np
 from marft.agents.chat import Chat, Reply
 from marft.agents.loop_threads import LoopThreadPool
 from marft.agents.prompt_messages import Renderer, TruncationPolicy
+from marft.common.errors import UserError
 from marft.common.types import (
     Action,
     ActionKey,
@@ -90,7 +91,7 @@ RequestReply = Callable[[Agent, Request], Awaitable[Reply]]
 
 
 async def _reject_chat(agent: Agent, _: Request) -> Reply:
-    raise ValueError(f"{agent.role} takes no chats here")
+    raise UserError(f"{agent.role} takes no chats here")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +157,10 @@ class AgentHandle:
         The choice is one decision and is trained like any other.
 
         Raises:
-            ValueError: ``options`` is empty or contains duplicates.
+            UserError: ``options`` is empty or contains duplicates.
         """
         if not options or len(set(options)) < len(options):
-            raise ValueError(
+            raise UserError(
                 f"{self.role} is to choose from {list(options)!r}: options must differ, and be at least one"
             )
         return await self._ask(
@@ -186,7 +187,7 @@ class Agents:
 
     def __getitem__(self, role: str) -> AgentHandle:
         if role not in self._handles:
-            raise ValueError(f"the team has no agent {role!r}{did_you_mean(role, self._handles)}")
+            raise UserError(f"the team has no agent {role!r}{did_you_mean(role, self._handles)}")
         return self._handles[role]
 
     def __getattr__(self, role: str) -> AgentHandle:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from marft.agents.prompt_messages import ChatMessage
 from marft.agents.streaming import TokenStream
+from marft.common.errors import UserError
 from marft.common.reasoning import StopString
 from marft.common.token_data import Grammar
 from marft.common.types import Action, SamplingParams, Tool, ToolCall
@@ -16,7 +17,7 @@ from marft.common.types import Action, SamplingParams, Tool, ToolCall
 Refusal = Literal["invalid", "too_long", "unsupported", "failed"]
 
 
-class ChatRefusedError(ValueError):
+class ChatRefusedError(UserError):
     """Chat rejected before sampling; nothing is recorded.
 
     Args:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from marft.common.errors import UserError
 from marft.common.texts import replace_surrogates, truncate
 from marft.common.types import JointAction, Observation, Step, StepInfo, Task
 from marft.config.interfaces.environment import Environment, Session
@@ -26,7 +27,7 @@ MEASURE_NAME = re.compile(r"\w{1,64}")  # allowed names of measures
 NO_INFO = StepInfo()
 
 
-class RefusedError(ValueError):
+class RefusedError(UserError):
     """Invalid return value from user code; the message continues a sentence that begins with the caller's name."""
 
 

@@ -17,7 +17,7 @@ from marft.agents.helpers import HelperCall, HelperReply
 from marft.agents.prompt_messages import NO_TOKENS, ChatMessage, NotExact, Renderer
 from marft.agents.streaming import TokenStream
 from marft.agents.tool_executor import ToolExecutor
-from marft.common.errors import EpisodeFailedError, RowFailedError
+from marft.common.errors import EpisodeFailedError, RowFailedError, UserError
 from marft.common.reasoning import StopString, ends_in_reasoning
 from marft.common.texts import format_error
 from marft.common.token_data import GrammarMasks, PromptReset, TokenSource, single_token_mask
@@ -42,12 +42,12 @@ def build_response_prefix(renderer: Renderer, policy: str, begins: Action | None
     If the teammate's action continued a freshly rendered chat, only the tokens after that chat count.
 
     Raises:
-        ValueError: the action was chosen from a list, so no turn can begin with it.
+        UserError: the action was chosen from a list, so no turn can begin with it.
     """
     if begins is None:
         return ResponsePrefix()
     if begins.choice:
-        raise ValueError(f"{begins.id} was chosen from a list: no turn can begin with it; pass it on as a message")
+        raise UserError(f"{begins.id} was chosen from a list: no turn can begin with it; pass it on as a message")
     count, start = renderer.response_prefix(policy, begins), begins.segments[-1].start
     log_probs = np.zeros(len(begins.tokens), np.float32)
     log_probs[begins.sampled_mask] = begins.log_probs

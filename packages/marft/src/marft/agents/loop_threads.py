@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any, Protocol, TypeVar, cast
 
 from marft.common.error_origin import describe_error, error_location
+from marft.common.errors import UserError
 from marft.common.texts import format_error, single_line
 
 T = TypeVar("T")
@@ -203,14 +204,14 @@ class LoopThreadPool:
         """Return an unused thread.
 
         Raises:
-            ValueError: the operating system allows no more threads or open files.
+            UserError: the operating system allows no more threads or open files.
         """
         if self._idle:
             return self._idle.pop()
         try:
             return LoopThread()
         except (OSError, RuntimeError) as error:
-            raise ValueError(
+            raise UserError(
                 f"the system allows no more sessions at a time ({error}): lower rollout.max_concurrent_episodes, or "
                 "allow more open files (ulimit -n) and threads (ulimit -u)"
             ) from error

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
+from marft.common.errors import UserError
 from marft.common.reasoning import StopString
 from marft.common.token_data import Grammar
 from marft.common.types import Action, AgentProfile, Prompt, TokenIds, Tool, ToolCall
@@ -56,7 +57,7 @@ class TruncationPolicy:
     keep: Literal["start", "end"] = "end"
 
 
-class PromptTooLongError(ValueError):
+class PromptTooLongError(UserError):
     """Rollout observation too long for the model's context, with truncation disabled."""
 
 
@@ -95,7 +96,7 @@ class Renderer(Protocol):
         """Return the token ids of a conversation, up to the start of the agent's next turn, [T].
 
         Raises:
-            ValueError: the model's chat template cannot render the conversation.
+            UserError: the model's chat template cannot render the conversation.
         """
 
     def continue_chat(
@@ -138,7 +139,7 @@ class Renderer(Protocol):
         """Return the token ids of a client's beginning of the turn, to append to the prompt, [T].
 
         Raises:
-            ValueError: no turn of the policy can begin with this text.
+            UserError: no turn of the policy can begin with this text.
         """
 
     def turn(self, policy: str, action: Action) -> Sequence[ChatMessage]:
@@ -193,14 +194,14 @@ class Renderer(Protocol):
             messages: the conversation, up to the turn and its tool outputs.
 
         Raises:
-            ValueError: the model's chat template cannot render the messages.
+            UserError: the model's chat template cannot render the messages.
         """
 
     def grammar(self, policy: str, chat: Chat) -> Grammar | None:
         """Return the grammar for the response to a client's chat, or None for free text.
 
         Raises:
-            ValueError: no grammar can express the constraint.
+            UserError: no grammar can express the constraint.
         """
 
     def token_texts(self, policy: str, tokens: TokenIds, begin: int = 0) -> tuple[str, ...]:
@@ -236,7 +237,7 @@ class Renderer(Protocol):
         These are all tokens except the end of turn.
 
         Raises:
-            ValueError: the two policies have different tokenizers, or ``policy`` is remote.
+            UserError: the two policies have different tokenizers, or ``policy`` is remote.
         """
 
 

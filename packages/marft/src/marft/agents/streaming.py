@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from marft.common.errors import UserError
 from marft.common.reasoning import StopString, find_delimiters, may_start_reasoning, measure_reasoning
 from marft.common.texts import find_stop
 from marft.common.types import Action
@@ -162,12 +163,12 @@ class TextStream:
         message follows.
 
         Raises:
-            ValueError: the final text contradicts the parts already sent.
+            UserError: the final text contradicts the parts already sent.
         """
         if self._sent_message and len(reasoning) != self._message_start:
             return "", message
         if not (reasoning.startswith(self._sent_reasoning) and message.startswith(self._sent_message)):
-            raise ValueError("the text is another one than was told while it came about")
+            raise UserError("the text is another one than was told while it came about")
         return self._mark_sent(reasoning, message)
 
     def _reasoning_length(self, text: str) -> int | None:

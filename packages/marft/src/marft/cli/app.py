@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from marft.common.errors import UserError
 from marft.common.packages import missing_extra, registered_entry_points, version_problem
 from marft.common.version import __version__
 
@@ -74,7 +75,7 @@ def _failing_command(reason: str) -> Any:
     """Return a command that fails with a reason, which its help shows too."""
 
     def fail() -> None:
-        raise ValueError(reason)
+        raise UserError(reason)
 
     failing_group = command_group()
     failing_group.command(

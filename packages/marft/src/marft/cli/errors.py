@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marft.common.atomic import PRIVATE_MODE, write_file
-from marft.common.error_origin import describe_error, error_location, raised_by_marft
-from marft.common.errors import RunError
+from marft.common.error_origin import describe_error, error_location
+from marft.common.errors import RunError, UserError
 from marft.common.texts import replace_surrogates, sanitize, truncate
 from marft.common.version import __version__
 
@@ -92,7 +92,7 @@ def get_run_folder() -> Path | None:
 def report_errors(debug: bool = False) -> Iterator[None]:
     """Convert errors to a message on stderr, with exit status 2 if the user can fix the cause, else 1.
 
-    The text of MARFT's own ``ValueError`` and ``RunError``, and of file system errors, is the message. All other errors
+    The text of a ``UserError`` or ``RunError``, and of file system errors, is the message. All other errors
     are faults, of MARFT or of a user's plugin. The message names the source, and the traceback goes to a file in the
     run's folder.
 
@@ -146,7 +146,7 @@ def _redact_secrets(text: str) -> str:
 
 def _is_user_error(error: Exception) -> bool:
     """Return True if MARFT raised the error on purpose, with cause and remedy in its message."""
-    return isinstance(error, RunError) or (isinstance(error, ValueError) and raised_by_marft(error))
+    return isinstance(error, RunError | UserError)
 
 
 def explain_file_error(error: Exception) -> str:

@@ -11,6 +11,7 @@ from marft.cli.console import evaluation_table, pass_at_k_table
 from marft.cli.errors import open_run, set_run_folder
 from marft.cli.handlers import console, progress_bar, silence_transformers
 from marft.cli.output import Output, OutputMode, open_output
+from marft.common.errors import UserError
 from marft.config.load import load_recipe, other_overrides, override_keys, to_toml
 from marft.config.plugins import load_registered
 from marft.config.run import RunSettings
@@ -64,14 +65,14 @@ class EvaluationOptions:
         """Check for conflicting options.
 
         Raises:
-            ValueError: two options exclude each other.
+            UserError: two options exclude each other.
         """
         exclusive = {"--mode": self.mode, "--tasks": self.tasks, "--attempts": self.attempts}
         conflict = next((option for option, value in exclusive.items() if value), "")
         if self.scenarios and conflict:
-            raise ValueError(f"{conflict}: {self.scenarios} says what is played; leave out either")
+            raise UserError(f"{conflict}: {self.scenarios} says what is played; leave out either")
         if self.fail_if and not self.suite:
-            raise ValueError("--fail-if goes with --suite; two runs are held against each other by marft compare")
+            raise UserError("--fail-if goes with --suite; two runs are held against each other by marft compare")
         of_tasks = {
             "--team-file": self.team_file,
             "--scenarios": self.scenarios,
@@ -80,7 +81,7 @@ class EvaluationOptions:
         }
         task_option = next((option for option, value in of_tasks.items() if value), "")
         if self.suite and task_option:
-            raise ValueError(
+            raise UserError(
                 f"{task_option} is of held-out tasks, and does not go with --suite; ask for one after the other"
             )
 
@@ -114,7 +115,7 @@ def evaluate(
     """``marft eval``: evaluate every target and print one table.
 
     Raises:
-        ValueError: options conflict, or a target or field is invalid.
+        UserError: options conflict, or a target or field is invalid.
     """
     options.check()
     targets = [resolve_target(path, overrides, options) for path in paths]
@@ -162,7 +163,7 @@ def _check_field(
     """Check that the requested cohort field exists in a selected task.
 
     Raises:
-        ValueError: no selected task has the field.
+        UserError: no selected task has the field.
     """
     from marft.evaluation.cohorts import collect_fields, group_tasks_by_field, merge_fields
     from marft.evaluation.session import select_tasks
@@ -175,7 +176,7 @@ def _print_results(out: Output, rows: Sequence[Mapping[str, Any]], multiple: boo
     """Print result tables.
 
     Raises:
-        ValueError: no task has the field ``by``.
+        UserError: no task has the field ``by``.
     """
     from marft.evaluation.metric_tables import build_cohort_table, build_metric_table
 
@@ -191,7 +192,7 @@ def resolve_target(path: Path, overrides: Sequence[str], options: EvaluationOpti
     """Return the evaluation target for a run, one checkpoint, an export or a recipe.
 
     Raises:
-        ValueError: the path is none of these.
+        UserError: the path is none of these.
     """
     if (path / "team.json").is_file():
         from marft.runs.export.manifest import load_export
@@ -237,7 +238,7 @@ def _apply_team(
         run: settings with the overrides applied.
 
     Raises:
-        ValueError: the team file is missing or invalid, or changes nothing.
+        UserError: the team file is missing or invalid, or changes nothing.
     """
     change = read_team_change(options.team_file) if options.team_file else None
     evaluated = apply_team_change(run, change) if change else run
@@ -251,19 +252,19 @@ def write_scenarios(
     """``marft scenarios``.
 
     Raises:
-        ValueError: the split, a mode or the name of the output file is invalid.
+        UserError: the split, a mode or the name of the output file is invalid.
     """
     from marft.evaluation.evaluate import parse_modes
     from marft.evaluation.scenarios import freeze_scenarios
 
     if split not in ("train", "validation", "test"):
-        raise ValueError(f"--split: {split!r} is none of train, validation, test")
+        raise UserError(f"--split: {split!r} is none of train, validation, test")
     run = resolve_target(recipe, overrides, options).run
     modes = parse_modes(options.mode.split(","), "--mode") if options.mode else run.evaluation.modes
     tasks, attempts = options.tasks or run.evaluation.tasks, options.attempts or run.evaluation.attempts
     frozen = freeze_scenarios(run, output.stem, cast("Split", split), tasks, options.by, modes, attempts)
     if output.suffix != ".json":
-        raise ValueError(f"--output: scenarios are kept as JSON; call the file {output.with_suffix('.json')}")
+        raise UserError(f"--output: scenarios are kept as JSON; call the file {output.with_suffix('.json')}")
     frozen.write(output)
     console.print(
         f"wrote {output}: {len(frozen.digests)} tasks of the {split} split, {', '.join(frozen.modes)}, attempts at "

@@ -17,6 +17,7 @@ from marft.cli.errors import open_run, set_run_folder
 from marft.cli.listings import load_preset
 from marft.cli.output import OutputMode, open_output
 from marft.common import atomic
+from marft.common.errors import UserError
 from marft.common.texts import single_line
 from marft.config import RunSettings, load_recipe, to_toml
 from marft.config.run import check_packages, check_trainable
@@ -52,7 +53,7 @@ def train(
         resume_or_start: resume the run if it exists, else start it.
 
     Raises:
-        ValueError: the recipe, the folder or the combination of options is invalid.
+        UserError: the recipe, the folder or the combination of options is invalid.
         SystemExit: training was interrupted after a save; the status keeps a command after ``&&`` from starting.
     """
     run, folder = _load_run(recipe, overrides)
@@ -70,7 +71,7 @@ def train(
         folder = RunFolder(Path(run.output) / run.name)
     if resume_or_start:
         if resume or overwrite:
-            raise ValueError(
+            raise UserError(
                 f"--resume-or-start goes on where there is a run, and {'--resume' if resume else '--overwrite'} says "
                 "otherwise; give one of them"
             )
@@ -134,7 +135,7 @@ def replay(path: Path, names: Sequence[str], step: int, episodes: int) -> None:
     own_algorithm = folder.settings().algorithm
     names = list(dict.fromkeys(name.strip() for name in names if name.strip()))
     if not names:
-        raise ValueError("--algorithms: name at least one, for example marft,grpo")
+        raise UserError("--algorithms: name at least one, for example marft,grpo")
     presets = [load_preset(name).model_copy(update={"reward": own_algorithm.reward}) for name in names]
     algorithms = [own_algorithm if preset.name == own_algorithm.name else preset for preset in presets]
     silence_transformers()
@@ -199,7 +200,7 @@ def compare(
     from marft.evaluation.metric_changes import build_changes_table
 
     if len(paths) != 2:
-        raise ValueError("gates, cohorts, their files and --team-name are of two runs: marft compare BEFORE AFTER")
+        raise UserError("gates, cohorts, their files and --team-name are of two runs: marft compare BEFORE AFTER")
     before, after = (RunFolder.open(path).read_evaluations(scenarios=True) for path in paths)
     names = (str(paths[0]), str(paths[1]))
     comparison = compare_evaluations(before, after, names, gates, by, other_tools=other_tools, after_as=after_as)

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from marft.cli.console import wide_console
+from marft.common.errors import UserError
 from marft.common.texts import single_line
 from marft.config.algorithm import AlgorithmSettings
 from marft.config.algorithms import DESCRIPTIONS, OWN_CHOICE, find_source
@@ -80,10 +81,10 @@ def load_preset(name: str) -> AlgorithmSettings:
     """Return a preset's settings.
 
     Raises:
-        ValueError: no preset has this name.
+        UserError: no preset has this name.
     """
     if name not in DESCRIPTIONS:
-        raise ValueError(f"no algorithm is called {name!r}{did_you_mean(name, DESCRIPTIONS)}")
+        raise UserError(f"no algorithm is called {name!r}{did_you_mean(name, DESCRIPTIONS)}")
     return AlgorithmSettings.model_validate({"name": name})
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from marft.agents.game import Attempt, Game
 from marft.agents.play import play
 from marft.cli.show import render_outcome
-from marft.common.errors import RunError
+from marft.common.errors import RunError, UserError
 from marft.common.texts import sanitize, single_line
 from marft.common.types import Action, Episode, Observation
 from marft.config import RunSettings
@@ -122,14 +122,14 @@ def play_live(
         resume_at: action of a recorded episode from which to play again; "" for none.
 
     Raises:
-        ValueError: the task, role or checkpoint does not exist.
+        UserError: the task, role or checkpoint does not exist.
     """
     roles = [agent.role for agent in run.agents]
     for role in human_roles:
         if role not in roles:
-            raise ValueError(f"--human: no agent is called {role!r}{did_you_mean(role, roles)}")
+            raise UserError(f"--human: no agent is called {role!r}{did_you_mean(role, roles)}")
     if resume_at and folder is None:
-        raise ValueError("--fork-from: a recipe has no recorded episodes; give the folder of a run")
+        raise UserError("--fork-from: a recipe has no recorded episodes; give the folder of a run")
     path: Path | None = find_checkpoint(run, folder, checkpoint)
     attempt = ReplayPoint.parse(resume_at).build_attempt(run, folder) if resume_at and folder else None
     with LocalRolloutRunner(run) as rollouts:
@@ -154,7 +154,7 @@ def play_live(
 def _test_attempt(run: RunSettings, task: int) -> Attempt:
     tasks = read_tasks(run.environment, "test")
     if not 0 <= task < len(tasks):
-        raise ValueError(f"--task: the test split has tasks 0 to {len(tasks) - 1}, not {task}")
+        raise UserError(f"--task: the test split has tasks 0 to {len(tasks) - 1}, not {task}")
     return Attempt(tasks[task], "play")
 
 

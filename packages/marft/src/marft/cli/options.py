@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 
 from marft.cli.errors import DEBUG_FLAG
+from marft.common.errors import UserError
 from marft.common.packages import registered_entry_points
 from marft.config.run import RunSettings
 from marft.config.settings import closest_match
@@ -22,7 +23,7 @@ def parse_overrides(context: typer.Context, first: Path, keys: Iterable[str] = (
         keys: keys that the command takes as options, in addition to a recipe's.
 
     Raises:
-        ValueError: an option is misspelled, or precedes the recipe.
+        UserError: an option is misspelled, or precedes the recipe.
     """
     _check_words(context, [str(first), *context.args], keys)
     return context.args
@@ -32,7 +33,7 @@ def parse_targets(context: typer.Context, arguments: Sequence[Path]) -> tuple[li
     """Return targets and overrides for a command with several targets, in any order.
 
     Raises:
-        ValueError: an option is misspelled, or the overrides precede every target.
+        UserError: an option is misspelled, or the overrides precede every target.
     """
     words = [str(word) for word in arguments]
     _check_words(context, words)
@@ -50,7 +51,7 @@ def _check_words(context: typer.Context, words: Sequence[str], keys: Iterable[st
     """Check for misspelled options: similar to an option of the command, and not to a setting.
 
     Raises:
-        ValueError: an option is misspelled, or is the first word.
+        UserError: an option is misspelled, or is the first word.
     """
     options = [
         DEBUG_FLAG,
@@ -63,6 +64,6 @@ def _check_words(context: typer.Context, words: Sequence[str], keys: Iterable[st
             continue
         suggestion = closest_match(name, [*options, *settings])
         if suggestion in options:
-            raise ValueError(f"no option is called {name!r}; did you mean {suggestion!r}?")
+            raise UserError(f"no option is called {name!r}; did you mean {suggestion!r}?")
     if words[0].startswith("--"):
-        raise ValueError(f"the recipe or run comes first, and {words[0]} behind it: marft {context.info_name} demo …")
+        raise UserError(f"the recipe or run comes first, and {words[0]} behind it: marft {context.info_name} demo …")

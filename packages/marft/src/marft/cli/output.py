@@ -19,6 +19,7 @@ from rich.text import Text
 from marft.cli.console import wide_console
 from marft.cli.streams import open_safe_stream
 from marft.cli.terminal import InterruptibleCallback, QuietCallback, TerminalCallback, TimeEstimate
+from marft.common.errors import UserError
 from marft.common.texts import replace_surrogates
 from marft.common.types import Episode
 
@@ -130,10 +131,10 @@ def output_mode(quiet: bool, as_json: bool) -> OutputMode:
     """Return the output mode.
 
     Raises:
-        ValueError: both modes are requested.
+        UserError: both modes are requested.
     """
     if quiet and as_json:
-        raise ValueError("--quiet is for people and --json for programs; give one of them")
+        raise UserError("--quiet is for people and --json for programs; give one of them")
     return "quiet" if quiet else "json" if as_json else ""
 
 

@@ -25,6 +25,7 @@ from marft.cli.template.files import (
     write_template,
 )
 from marft.cli.template.tables import TableInfo, columns_of, generate_sums, guess_columns, inspect_table
+from marft.common.errors import UserError
 from marft.common.packages import missing_extra
 from marft.config.plugins import load_registered, plugin_names
 from marft.config.settings import did_you_mean
@@ -48,7 +49,7 @@ def init_team(
         use_defaults: ask no questions and use defaults.
 
     Raises:
-        ValueError: a file would be overwritten, or an option is invalid.
+        UserError: a file would be overwritten, or an option is invalid.
     """
     console = wide_console()
     prompt_console = None if use_defaults or not (sys.stdin.isatty() and sys.stdout.isatty()) else console
@@ -72,7 +73,7 @@ def init_team(
         shapes = "; ".join(f"{name}: {shape.description}" for name, shape in TEAM_TEMPLATES.items())
         team = _ask(prompt_console, f"A team ({shapes})", next(iter(TEAM_TEMPLATES)), list(TEAM_TEMPLATES))
     if team not in TEAM_TEMPLATES:
-        raise ValueError(f"--team: no shape is called {team!r}{did_you_mean(team, TEAM_TEMPLATES)}")
+        raise UserError(f"--team: no shape is called {team!r}{did_you_mean(team, TEAM_TEMPLATES)}")
     plan = TemplatePlan(folder, table, Path(data) if data else None, model, team)
     names = write_template(plan, rows)
     console.print(f"wrote {', '.join(names)} in {folder}", soft_wrap=True)
@@ -85,11 +86,11 @@ def check_kind(kind: str) -> str:
     """Return the kind of project that ``marft init --kind`` should write.
 
     Raises:
-        ValueError: neither the core nor an installed package can write it.
+        UserError: neither the core nor an installed package can write it.
     """
     kinds = [TEAM_KIND, *plugin_names("starters")]
     if kind not in kinds:
-        raise ValueError(f"--kind: {missing_extra('starters', kind) or f'unknown {kind!r}{did_you_mean(kind, kinds)}'}")
+        raise UserError(f"--kind: {missing_extra('starters', kind) or f'unknown {kind!r}{did_you_mean(kind, kinds)}'}")
     return kind
 
 
@@ -101,10 +102,10 @@ def init_kind(kind: str, folder: Path | None, team_options: Sequence[str | None]
         team_options: options that apply to a team only.
 
     Raises:
-        ValueError: one of these options is given, a file would be overwritten, or the folder's name does not fit.
+        UserError: one of these options is given, a file would be overwritten, or the folder's name does not fit.
     """
     if any(team_options):
-        raise ValueError(f"--data, --question, --answer, --model and --team are for a team: leave out --kind {kind}")
+        raise UserError(f"--data, --question, --answer, --model and --team are for a team: leave out --kind {kind}")
     console = wide_console()
     result: TemplateResult = load_registered("starters", kind)(folder)
     console.print(f"wrote {', '.join(result.files)} in {result.folder}", soft_wrap=True)
@@ -128,7 +129,7 @@ def _ask_until(console: Console | None, question: str, default: str, parse: Call
     """Ask until the answer is valid; return the answer and its parsed value.
 
     Raises:
-        ValueError: there is no terminal, and the default is invalid.
+        UserError: there is no terminal, and the default is invalid.
     """
     while True:
         answer = _ask(console, question, default)
@@ -164,13 +165,13 @@ def _check_model(name: str) -> str:
     """Return a model name or path for the recipe.
 
     Raises:
-        ValueError: the name looks like a folder that does not exist.
+        UserError: the name looks like a folder that does not exist.
     """
     path = Path(name).expanduser()
     if name != TINY_MODEL and path.is_dir():
         return str(path.resolve())
     if name.startswith(("/", ".", "~")) or name.count("/") > 1:
-        raise ValueError(f"--model: there is no folder {name}; a Hugging Face id looks like Qwen/Qwen2.5-3B-Instruct")
+        raise UserError(f"--model: there is no folder {name}; a Hugging Face id looks like Qwen/Qwen2.5-3B-Instruct")
     return name
 
 

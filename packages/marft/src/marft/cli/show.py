@@ -17,6 +17,7 @@ from rich.text import Text
 
 from marft.cli.console import INTERRUPTED, bold, wide_console
 from marft.cli.errors import open_run
+from marft.common.errors import UserError
 from marft.common.texts import sanitize, single_line, truncate
 from marft.common.types import Action, Episode
 from marft.config.settings import did_you_mean
@@ -90,10 +91,10 @@ def show_episodes(path: Path, step: int | None, agent: str, task: str, sort_orde
     """``marft show``.
 
     Raises:
-        ValueError: the run, step, task or agent does not exist, or options conflict.
+        UserError: the run, step, task or agent does not exist, or options conflict.
     """
     if len(sort_orders) > 1:
-        raise ValueError(f"--{sort_orders[0]} and --{sort_orders[1]} exclude each other; give one")
+        raise UserError(f"--{sort_orders[0]} and --{sort_orders[1]} exclude each other; give one")
     console, sessions = wide_console(), list_serve_recordings(path)
     if sessions:
         for item in render_sessions(sessions, step, agent, task, sort_orders, count):
@@ -103,7 +104,7 @@ def show_episodes(path: Path, step: int | None, agent: str, task: str, sort_orde
     recorded = PromptDecoder(folder.config)
     if task and step is None:
         if agent or sort_orders:
-            raise ValueError(
+            raise UserError(
                 "--task without --step shows every step; give --step with --agent, --worst, --best, --failed"
             )
         for item in render_history(read_task_history(folder, task), recorded):
@@ -112,7 +113,7 @@ def show_episodes(path: Path, step: int | None, agent: str, task: str, sort_orde
     file = folder.find_recorded(step or 0)
     episodes = select_attempts(read_task_episodes(file, task), task)
     if task and not episodes:
-        raise ValueError(
+        raise UserError(
             f"step {parse_step(file)} recorded no episode of task {task!r}; without --step all are looked at"
         )
     check_agent(agent, episodes)
@@ -132,13 +133,13 @@ def render_sessions(
     """Yield the latest recorded sessions from a served team.
 
     Raises:
-        ValueError: no session matches, or an option does not apply to sessions.
+        UserError: no session matches, or an option does not apply to sessions.
     """
     if step is not None or set(sort_orders) - {"failed"}:
-        raise ValueError("sessions that were served have no steps and no grade; leave out --step, --worst, --best")
+        raise UserError("sessions that were served have no steps and no grade; leave out --step, --worst, --best")
     episodes = [episode for file in files for episode in read_task_episodes(file, task)]
     if not episodes:
-        raise ValueError(f"no session is called {task!r}" if task else "no session was recorded")
+        raise UserError(f"no session is called {task!r}" if task else "no session was recorded")
     check_agent(agent, episodes)
     chosen = sort_episodes(episodes, "failed" if sort_orders else "")[-count:]
     yield bold(f"{len(chosen)} of {len(episodes)} sessions")
@@ -246,11 +247,11 @@ def check_agent(agent: str, episodes: Sequence[Episode]) -> None:
     """Check that an agent acted in some episode; "" is always valid.
 
     Raises:
-        ValueError: no agent with this role acted in the episodes.
+        UserError: no agent with this role acted in the episodes.
     """
     roles = {action.agent for episode in episodes for action in episode.actions}
     if agent and agent not in roles:
-        raise ValueError(f"--agent: nobody called {agent!r} acted here{did_you_mean(agent, roles)}")
+        raise UserError(f"--agent: nobody called {agent!r} acted here{did_you_mean(agent, roles)}")
 
 
 def print_dropped(console: Console, episodes: Sequence[Episode]) -> None:
@@ -267,11 +268,11 @@ def follow_run(path: Path, step: int | None, agent: str, task: str, sort_orders:
     """Show episodes from the last recorded step on, until training ends.
 
     Raises:
-        ValueError: the run or agent does not exist, or an option excludes ``--follow``.
+        UserError: the run or agent does not exist, or an option excludes ``--follow``.
         SystemExit: Ctrl-C.
     """
     if step is not None or task or len(sort_orders) > 1:
-        raise ValueError("--follow shows every step as it comes; it goes with --agent, --count, and one of --worst, …")
+        raise UserError("--follow shows every step as it comes; it goes with --agent, --count, and one of --worst, …")
     order = cast("Order", sort_orders[0] if sort_orders else "")
     folder, console = open_run(path), wide_console()
     recorded = PromptDecoder(folder.config)

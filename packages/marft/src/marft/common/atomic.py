@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from marft.common.errors import UserError
+
 PRIVATE_MODE = 0o600  # mode of files that may contain secrets
 FILE_KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
 TEMP_PREFIX = ".unfinished-"
@@ -133,16 +135,16 @@ def read_json(path: Path) -> Any:
     """Return the parsed content of a JSON file.
 
     Raises:
-        ValueError: the content is not JSON or is nested too deeply, or ``path`` is not a file (a pipe could block
+        UserError: the content is not JSON or is nested too deeply, or ``path`` is not a file (a pipe could block
             forever).
         OSError: the file cannot be read.
     """
     if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is no file")
+        raise UserError(f"{path} is no file")
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except RecursionError:
-        raise ValueError(f"{path} has too many tables inside each other") from None
+        raise UserError(f"{path} has too many tables inside each other") from None
 
 
 def unused_path(path: Path, label: str) -> Path:

@@ -19,6 +19,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Self
 
+from marft.common.errors import UserError
+
 if TYPE_CHECKING:
     from marft.common.types import ActionCredit, Episode
 
@@ -132,7 +134,7 @@ class CallbackList(Callback):
     """Several callbacks as one, called in order. At the end of a ``with`` statement it calls ``on_train_end``.
 
     Raises:
-        ValueError: two callbacks with a state have the same name.
+        UserError: two callbacks with a state have the same name.
     """
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
@@ -142,7 +144,7 @@ class CallbackList(Callback):
             if type(callback).state_dict is Callback.state_dict:
                 continue
             if callback.name in self._by_name:
-                raise ValueError(
+                raise UserError(
                     f"callbacks: two are called {callback.name!r}; give one of them another name (property name)"
                 )
             self._by_name[callback.name] = callback
@@ -233,11 +235,11 @@ class CallbackList(Callback):
         """Restore the states of the callbacks, by name.
 
         Raises:
-            ValueError: a callback with a saved state is missing.
+            UserError: a callback with a saved state is missing.
         """
         for name, own_state in state.items():
             if name not in self._by_name:
-                raise ValueError(
+                raise UserError(
                     f"the checkpoint holds the state of the callback {name!r}, which this run does not have: add it "
                     "again ([[callbacks]], or marft.train(…, callbacks=[…])), or start a new run from these weights"
                 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import sys
 import sysconfig
 import traceback
@@ -38,21 +37,6 @@ def describe_error(error: BaseException) -> str:
     """Return an error with its location: ``KeyError: 'text' (rewards.py:12)``."""
     location = error_location(error)
     return format_error(error) + (f" ({location})" if location else "")
-
-
-def raised_by_marft(error: BaseException) -> bool:
-    """Return True if a ``raise`` statement in MARFT's own code raised the error.
-
-    The result is False if a call made by MARFT raised it. An error without a traceback counts as deliberate.
-    """
-    innermost = error.__traceback__
-    while innermost is not None and innermost.tb_next is not None:
-        innermost = innermost.tb_next
-    if innermost is None:
-        return True
-    code = innermost.tb_frame.f_code
-    is_raise = dis.opname[code.co_code[innermost.tb_lasti]] == "RAISE_VARARGS"
-    return is_raise and is_first_party_file(code.co_filename)
 
 
 def _is_installed(filename: str) -> bool:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 
+class UserError(ValueError):
+    """Error that the user can fix: invalid input or configuration. The message states the cause and the remedy."""
+
+
 class RunError(RuntimeError):
     """Error that ends a run for a reason outside MARFT; the message states the cause and the remedy."""
 

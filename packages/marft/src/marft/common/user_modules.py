@@ -22,6 +22,7 @@ from pathlib import Path
 from types import CodeType, FrameType, FunctionType, ModuleType
 
 from marft.common.atomic import digest_of_file
+from marft.common.errors import UserError
 
 PROJECT_FILE, SOURCE_FOLDER = "pyproject.toml", "src"  # marks of a project with a src layout
 # layout of an export: manifest, its format, and the folder of the modules
@@ -280,7 +281,7 @@ def verify_export_folder(folder: Path) -> None:
     Each folder is checked once per process. Folders outside exports are not checked.
 
     Raises:
-        ValueError: a file is not listed in the manifest, or has changed.
+        UserError: a file is not listed in the manifest, or has changed.
     """
     folder = folder.resolve()
     export = find_export(folder)
@@ -290,9 +291,9 @@ def verify_export_folder(folder: Path) -> None:
     for file in sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()):
         name = file.relative_to(export).as_posix()
         if name not in listed:
-            raise ValueError(f"{export}: {name} was not written with it; remove it")
+            raise UserError(f"{export}: {name} was not written with it; remove it")
         if not file.is_file() or digest_of_file(file) != listed[name]:
-            raise ValueError(f"{export}: {name} is damaged: it is not as it was written")
+            raise UserError(f"{export}: {name} is damaged: it is not as it was written")
     verified_folders.add(folder)
 
 

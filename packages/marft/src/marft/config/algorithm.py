@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, computed_field, model_validator
 from pydantic_core import PydanticCustomError
 
+from marft.common.errors import UserError
 from marft.common.types import Normalization
 from marft.config.algorithms import PRESETS
 from marft.config.interfaces.credit import Credit
@@ -398,14 +399,14 @@ def reduce_to_changes(table: Mapping[str, object]) -> dict[str, object]:
     its defaults, it stays complete, even if the preset has changed since.
 
     Raises:
-        ValueError: ``complete_from`` names no preset.
+        UserError: ``complete_from`` names no preset.
     """
     settings = {key: value for key, value in table.items() if key != "complete_from"}
     preset = table.get("complete_from", settings.get("name"))
     if preset == settings.get("name"):
         return settings
     if not isinstance(preset, str) or preset not in PRESETS:
-        raise ValueError(f"algorithm.complete_from: no algorithm is called {preset!r}; remove it, or name a preset")
+        raise UserError(f"algorithm.complete_from: no algorithm is called {preset!r}; remove it, or name a preset")
     defaults = AlgorithmSettings.model_validate({"name": preset}).model_dump(mode="json", exclude_none=True)
     return {**_changed_entries(defaults, settings), **{key: settings[key] for key in ("name",) if key in settings}}
 

@@ -12,6 +12,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from marft.common.errors import UserError
 from marft.common.packages import missing_extra, registered_entry_points
 from marft.config.settings import did_you_mean
 
@@ -39,12 +40,12 @@ def bundled_recipe(name: str) -> Path:
     """Return the file of a bundled recipe.
 
     Raises:
-        ValueError: no installed package has a recipe of that name.
+        UserError: no installed package has a recipe of that name.
     """
     path = bundled_recipes().get(name)
     if path is None:
         unknown = f"no bundled recipe is called {name!r}{did_you_mean(name, bundled_names())}"
-        raise ValueError(missing_extra("recipes", name) or unknown)
+        raise UserError(missing_extra("recipes", name) or unknown)
     return path
 
 

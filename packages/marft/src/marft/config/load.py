@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from marft.common.atomic import check_regular_file
+from marft.common.errors import UserError
 from marft.common.packages import missing_extra
 from marft.common.user_modules import is_export
 from marft.config.algorithm import reduce_to_changes
@@ -60,21 +61,21 @@ def load_recipe(
         given: Python objects that the recipe refers to by placeholder.
 
     Raises:
-        ValueError: the file is missing or not valid TOML, or a key or value is wrong; the message names it and the
+        UserError: the file is missing or not valid TOML, or a key or value is wrong; the message names it and the
             reason.
     """
     path = expand_user(path)
     file = _find_recipe_file(path)
     if path.name == EXPORT_RECIPE and is_export(path.parent):
-        raise ValueError(
+        raise UserError(
             f"{path} is the recipe of an export; name the export itself, {path.parent}: its files are checked"
         )
     try:
         table = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not in UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from error
+        raise UserError(f"{path} is not in UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from error
     except (ValueError, RecursionError) as error:  # includes numbers with thousands of digits and deeply nested lists
-        raise ValueError(f"{path} is not valid TOML: {error}") from error
+        raise UserError(f"{path} is not valid TOML: {error}") from error
     table.setdefault("name", path.stem)
     table.setdefault(RECIPE_FOLDER, str(path.parent.resolve()))
     return parse_recipe(table, overrides, str(path), changes, given)
@@ -87,11 +88,11 @@ def _find_recipe_file(path: Path) -> Path:
         try:
             check_regular_file(path)
         except OSError as error:
-            raise ValueError(f"no recipe at {path}: {error.strerror}") from None
+            raise UserError(f"no recipe at {path}: {error.strerror}") from None
     if not path.exists() and str(path) in bundled_names():
         return bundled_recipe(str(path))
     missing = missing_extra("recipes", str(path))
-    raise ValueError(f"no recipe at {path}{f': {missing}' if missing else suggest_recipe(path)}")
+    raise UserError(f"no recipe at {path}{f': {missing}' if missing else suggest_recipe(path)}")
 
 
 def suggest_recipe(path: Path) -> str:
@@ -124,7 +125,7 @@ def parse_recipe(
         given: Python objects that the tables refer to by placeholder.
 
     Raises:
-        ValueError: the recipe is invalid; the message has one line per problem.
+        UserError: the recipe is invalid; the message has one line per problem.
     """
     _check_depth(table, source)
     _check_depth(changes, source)
@@ -147,10 +148,10 @@ def parse_recipe(
         register_module_folder(table.get(RECIPE_FOLDER))
         run = RunSettings.model_validate(table, context={RECIPE_FOLDER: table.get(RECIPE_FOLDER)})
     except ValidationError as error:
-        raise ValueError(f"{source}:\n{format_errors(error, table)}") from None
+        raise UserError(f"{source}:\n{format_errors(error, table)}") from None
     if objects and run.rollout.workers:
         names = ", ".join(object_name(value) for value in objects.values())
-        raise ValueError(
+        raise UserError(
             f"{source}: rollout.workers: {names} can be given in Python to one process alone; put it into a module "
             "that others can import, or set workers = 0"
         )
@@ -160,7 +161,7 @@ def parse_recipe(
 
 def _check_depth(table: Mapping[str, object], source: str) -> None:
     if is_too_deep(table):
-        raise ValueError(f"{source}: more than {MAX_DEPTH} tables and lists are inside each other")
+        raise UserError(f"{source}: more than {MAX_DEPTH} tables and lists are inside each other")
 
 
 def format_errors(error: ValidationError, table: Mapping[str, object]) -> str:
@@ -271,7 +272,7 @@ def overrides_to_tables(overrides: Sequence[str]) -> dict[str, object]:
     {'lines': 3, 'params': {'digits': 2}}
 
     Raises:
-        ValueError: an argument is not an override.
+        UserError: an argument is not an override.
     """
     table: dict[str, object] = {}
     for key, value in _parse_overrides(overrides):
@@ -285,11 +286,11 @@ def _parse_overrides(overrides: Sequence[str]) -> list[tuple[list[str], object]]
     while words:
         option = words.pop(0)
         if not option.startswith("--"):
-            raise ValueError(f"unexpected argument {option!r}; overrides look like --algorithm.level token")
+            raise UserError(f"unexpected argument {option!r}; overrides look like --algorithm.level token")
         key, equals, text = option[2:].partition("=")
         if not equals:
             if not words:
-                raise ValueError(f"{option} needs a value")
+                raise UserError(f"{option} needs a value")
             text = words.pop(0)
         value = _parse_value(text)
         if key == "algorithm" and _is_plain_string(value):
@@ -357,7 +358,7 @@ def _set_key(table: dict[str, object], key: Sequence[str], value: object) -> Non
             node[part] = list(inner) if isinstance(inner, list) else dict(inner) if isinstance(inner, dict) else inner
             node = node[part]
         else:
-            raise ValueError(f"--{'.'.join(key)}: {'.'.join(key[:depth])} is no table")
+            raise UserError(f"--{'.'.join(key)}: {'.'.join(key[:depth])} is no table")
 
 
 def _list_index(items: list[object], part: str, key: str) -> int:
@@ -369,7 +370,7 @@ def _list_index(items: list[object], part: str, key: str) -> int:
         return indices.index(part)
     names = [role for role in roles if isinstance(role, str)]
     hint = did_you_mean(part, names) if names else f"; known: 0 to {len(items) - 1}"
-    raise ValueError(f"--{key}: no entry {part!r}{hint}")
+    raise UserError(f"--{key}: no entry {part!r}{hint}")
 
 
 def flatten_changes(changes: Mapping[str, Any], inside: Sequence[str] = ()) -> Iterator[tuple[list[str], Any]]:

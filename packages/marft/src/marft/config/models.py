@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import AfterValidator, Field, Strict, field_validator
 from pydantic_core import PydanticCustomError
 
+from marft.common.errors import UserError
 from marft.config.algorithm import LearningRate
 from marft.config.endpoint import TeammateEndpoint
 from marft.config.paths import ExpandUser
@@ -33,7 +34,7 @@ def _check_date(text: str) -> str:
     try:
         return date.fromisoformat(text).isoformat()
     except ValueError:
-        raise ValueError("must be a day, as in 2024-07-26") from None
+        raise UserError("must be a day, as in 2024-07-26") from None
 
 
 class ModelSettings(Settings):

@@ -11,6 +11,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, ValidationInfo
 
 from marft.common import user_modules
+from marft.common.errors import UserError
 from marft.common.user_modules import PROJECT_FILE, SOURCE_FOLDER
 
 RECIPE_FOLDER = "recipe_folder"  # key of the recipe folder in saved recipes and in validation contexts
@@ -48,7 +49,7 @@ def check_name_conflict(path: str, context: Mapping[str, object] | None) -> None
     A process can load only one of them.
 
     Raises:
-        ValueError: both files exist; the message names them.
+        UserError: both files exist; the message names them.
     """
     name = path.partition(":")[0].partition(".")[0]
     folder = (context or {}).get(RECIPE_FOLDER)
@@ -61,7 +62,7 @@ def check_name_conflict(path: str, context: Mapping[str, object] | None) -> None
     local_file = next((file for file in files if file.is_file()), None)
     loaded = getattr(sys.modules.get(name), "__file__", None)
     if local_file and loaded and not local_file.samefile(loaded):
-        raise ValueError(
+        raise UserError(
             f"cannot import {path!r} from {local_file}: {loaded} has the same name, and a process can hold one of the "
             "two; rename one of them"
         )

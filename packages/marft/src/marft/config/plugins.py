@@ -24,6 +24,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from marft.common.error_origin import describe_error
+from marft.common.errors import UserError
 from marft.common.packages import is_first_party, missing_extra, registered_entry_points, version_problem
 from marft.common.user_modules import import_user_module
 from marft.config.paths import RECIPE_FOLDER, check_name_conflict
@@ -115,15 +116,15 @@ def load_registered(kind: str, name: str) -> Any:
     """Import the object registered for ``kind`` under a name.
 
     Raises:
-        ValueError: no package registers the name, or the import fails.
+        UserError: no package registers the name, or the import fails.
     """
     entry_points = registered_entry_points(kind)
     if name not in entry_points:
-        raise ValueError(
+        raise UserError(
             missing_extra(kind, name) or f"no {singular(kind)} is called {name!r}{did_you_mean(name, entry_points)}"
         )
     if problem := version_problem(entry_points[name]):
-        raise ValueError(problem)
+        raise UserError(problem)
     return _import(entry_points[name].value, entry_points[name].load)
 
 
@@ -134,17 +135,17 @@ def find_plugin(kind: str, name: str, context: Mapping[str, object] | None = Non
         context: validation context with the recipe's folder.
 
     Raises:
-        ValueError: the name is unknown, the import fails, or the object is not a plugin of this kind.
+        UserError: the name is unknown, the import fails, or the object is not a plugin of this kind.
     """
     expected = PLUGIN_KINDS[kind]
     target = import_object(name, context) if ":" in name else load_registered(kind, name)
     if isinstance(target, Plugin):
         target = type(target)
     if not (isinstance(target, type) and issubclass(target, Plugin)):
-        raise ValueError(f"{name!r} is not {expected.label}: its class must derive from {expected.base_path}")
+        raise UserError(f"{name!r} is not {expected.label}: its class must derive from {expected.base_path}")
     problems = expected.class_problems(target)
     if problems:
-        raise ValueError(expected.mismatch_message(target, problems))
+        raise UserError(expected.mismatch_message(target, problems))
     return target
 
 
@@ -171,13 +172,13 @@ def import_object(path: str, context: Mapping[str, object] | None = None) -> Any
         context: validation context with the recipe's folder.
 
     Raises:
-        ValueError: the import fails, or the recipe's folder has another module with the same name.
+        UserError: the import fails, or the recipe's folder has another module with the same name.
     """
     if isinstance(path, ObjectPlaceholder):
         return path.value
     module = module_name(path)
     if not module:
-        raise ValueError(f"cannot import {path!r}: it must look like my_package.module:name")
+        raise UserError(f"cannot import {path!r}: it must look like my_package.module:name")
     folder = str((context or {}).get(RECIPE_FOLDER) or "")
     target = _import(path, lambda: getattr(import_user_module(module, folder), path.partition(":")[2]))
     check_name_conflict(path, context)
@@ -188,7 +189,7 @@ def _import(path: str, load: Callable[[], object]) -> object:
     try:
         return load()
     except (Exception, SystemExit) as error:
-        raise ValueError(f"cannot import {path!r}: {describe_error(error)}{_import_hint(path, error)}") from error
+        raise UserError(f"cannot import {path!r}: {describe_error(error)}{_import_hint(path, error)}") from error
 
 
 def _import_hint(path: str, error: BaseException) -> str:
@@ -206,7 +207,7 @@ def _resolve(kind: PluginKind, table: object, info: ValidationInfo) -> Plugin:
     """Return the plugin for its table in a recipe; an instance stays as it is."""
     if isinstance(table, Plugin):
         if not isinstance(table, kind.base):
-            raise ValueError(kind.mismatch_message(type(table), kind.class_problems(type(table))))
+            raise UserError(kind.mismatch_message(type(table), kind.class_problems(type(table))))
         return table
     if not isinstance(table, dict):
         raise PydanticCustomError("plugin_table", "must be a table with a {tag}", {"tag": repr(kind.tag)})
@@ -221,7 +222,7 @@ def _resolve(kind: PluginKind, table: object, info: ValidationInfo) -> Plugin:
     plugin._name = name
     problems = kind.value_problems(plugin)
     if problems:
-        raise ValueError(kind.mismatch_message(cls, problems))
+        raise UserError(kind.mismatch_message(cls, problems))
     return plugin
 
 
@@ -229,12 +230,10 @@ def _copy_instance(instance: Plugin, validated: Plugin) -> Plugin:
     """Return a copy of the given instance, with state outside its fields.
 
     Raises:
-        ValueError: the recipe changes a field of the instance.
+        UserError: the recipe changes a field of the instance.
     """
     if any(getattr(instance, key) != getattr(validated, key) for key in type(instance).model_fields):
-        raise ValueError(
-            f"{type(instance).__name__} was given as an object; change its fields there, or give its class"
-        )
+        raise UserError(f"{type(instance).__name__} was given as an object; change its fields there, or give its class")
     return instance.model_copy()
 
 
@@ -244,4 +243,4 @@ def _validate_plugin(cls: type[Plugin], table: dict[str, object], context: Mappi
     except (ValidationError, PydanticCustomError):
         raise
     except Exception as error:
-        raise ValueError(f"{cls.__module__}.{cls.__qualname__} raised {describe_error(error)}") from error
+        raise UserError(f"{cls.__module__}.{cls.__qualname__} raised {describe_error(error)}") from error

@@ -14,6 +14,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, WrapValidator
 
+from marft.common.errors import UserError
+
 PLACEHOLDER_PREFIX = "given in Python: "
 IMPORT_PATH_KEYS = ("name", "organization", "call", "grading", "embed", "summarizer")  # keys that take import paths
 PLUGIN_TABLES = ("environment", "channel", "team", "algorithm.credit", "algorithm.objective", "algorithm.schedule")
@@ -44,7 +46,7 @@ def object_name(value: Any) -> str:
     return str(getattr(value, "__name__", type(value).__name__))
 
 
-class MissingObjectError(ValueError):
+class MissingObjectError(UserError):
     """Missing Python object for a placeholder in a recipe.
 
     Args:
@@ -103,7 +105,7 @@ def replace_objects(table: Mapping[str, Any], objects: Iterable[Any] = ()) -> tu
         The tables as a file could hold them, and the objects by placeholder.
 
     Raises:
-        ValueError: two objects have the same name.
+        UserError: two objects have the same name.
     """
     by_placeholder: dict[str, Any] = {}
     for value in objects:
@@ -165,4 +167,4 @@ def _restore_placeholder(text: str, by_placeholder: Mapping[str, Any]) -> str:
 def _register(placeholder: ObjectPlaceholder, by_placeholder: dict[str, Any]) -> None:
     if by_placeholder.setdefault(str(placeholder), placeholder.value) is not placeholder.value:
         name = str(placeholder).removeprefix(PLACEHOLDER_PREFIX)
-        raise ValueError(f"two different things called {name!r} are given, and a run is recorded by names; rename one")
+        raise UserError(f"two different things called {name!r} are given, and a run is recorded by names; rename one")

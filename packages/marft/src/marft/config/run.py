@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import ConfigDict, Field, PrivateAttr, Strict, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from marft.common.errors import UserError
 from marft.common.packages import missing_extra
 from marft.config.agents import AgentSettings
 from marft.config.algorithm import AlgorithmSettings
@@ -356,21 +357,21 @@ def check_trainable(run: RunSettings) -> None:
     """Check that the recipe trains at least one policy. Evaluation does not need one.
 
     Raises:
-        ValueError: all policies are frozen.
+        UserError: all policies are frozen.
     """
     if not run.trained_policies:
-        raise ValueError("policies: all are frozen, so there is nothing to train; set train = 'lora' or 'full'")
+        raise UserError("policies: all are frozen, so there is nothing to train; set train = 'lora' or 'full'")
 
 
 def check_packages(run: RunSettings) -> None:
     """Check for missing packages of metric loggers. Evaluation does not need them.
 
     Raises:
-        ValueError: a package is missing.
+        UserError: a package is missing.
     """
     for sink in run.sinks:
         if missing := sink.install_hint():
-            raise ValueError(f"sinks: {sink.name!r} needs a package that is not installed: {missing}; or leave it out")
+            raise UserError(f"sinks: {sink.name!r} needs a package that is not installed: {missing}; or leave it out")
 
 
 def check_prompt_space(run: RunSettings, contexts: Mapping[str, int]) -> None:
@@ -380,12 +381,12 @@ def check_prompt_space(run: RunSettings, contexts: Mapping[str, int]) -> None:
         contexts: maximum tokens of prompt and action together, by policy.
 
     Raises:
-        ValueError: an agent's ``max_new_tokens`` fills its model's context.
+        UserError: an agent's ``max_new_tokens`` fills its model's context.
     """
     for agent in run.agents:
         context = contexts[agent.policy]
         if agent.sampling.max_new_tokens >= context:
-            raise ValueError(
+            raise UserError(
                 f"agents.{agent.role}.sampling: max_new_tokens = {agent.sampling.max_new_tokens} leaves no room "
                 f"for a prompt in a context of {context} tokens"
             )

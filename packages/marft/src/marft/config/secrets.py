@@ -16,6 +16,8 @@ from itertools import pairwise, zip_longest
 from typing import TypeVar, cast
 from urllib.parse import parse_qsl, quote
 
+from marft.common.errors import UserError
+
 # names of secret fields
 SECRET_NAME = re.compile(r"key|token|secret|passw|credential|auth|bearer|cookie|signature", re.IGNORECASE)
 MIN_SECRET_LENGTH = 8  # minimum length of a masked secret, in characters: "none" and "EMPTY" are ordinary words
@@ -89,13 +91,13 @@ def read_api_key(variable: str) -> str:
     """Return an environment variable's value as header text, without surrounding whitespace.
 
     Raises:
-        ValueError: the variable is not set, or contains characters that no key has.
+        UserError: the variable is not set, or contains characters that no key has.
     """
     key = os.environ.get(variable, "").strip()
     if not key:
-        raise ValueError(f"the environment variable {variable} is not set; export {variable}=…")
+        raise UserError(f"the environment variable {variable} is not set; export {variable}=…")
     if not (key.isascii() and key.isprintable()):
-        raise ValueError(f"the environment variable {variable} holds characters that no key has")
+        raise UserError(f"the environment variable {variable} holds characters that no key has")
     return key
 
 
@@ -103,7 +105,7 @@ def fill_variables(value: T) -> T:
     """Return the value with each text ``"$NAME"`` replaced by an environment variable, at any depth.
 
     Raises:
-        ValueError: a variable is not set, or contains characters that no key has.
+        UserError: a variable is not set, or contains characters that no key has.
     """
     result: object = value
     if isinstance(value, dict):
@@ -403,13 +405,13 @@ def check_no_secrets(table: Mapping[str, object], source: str) -> None:
     The message never repeats the secret.
 
     Raises:
-        ValueError: a secret was found; the message names the keys.
+        UserError: a secret was found; the message names the keys.
     """
     places = list(dict.fromkeys(find_secret_keys(table)))
     if places:
         lines = "\n".join(f"  {place}: holds what looks like a secret{_secret_hint(place)}" for place in places[:10])
         more = f"\n  and {len(places) - 10:,} more" if len(places) > 10 else ""
-        raise ValueError(f"{source}:\n{lines}{more}")
+        raise UserError(f"{source}:\n{lines}{more}")
 
 
 def _secret_hint(place: str) -> str:

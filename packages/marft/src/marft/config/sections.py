@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, SerializeAsAny, ValidationInfo
 
+from marft.common.errors import UserError
 from marft.common.packages import registered_entry_points
 from marft.common.processes.launcher import Launcher, LocalLauncher
 from marft.config.plugins import load_registered
@@ -62,11 +63,11 @@ def section_class(name: str) -> type[Section]:
     """Return a section's class.
 
     Raises:
-        ValueError: the package that adds it cannot be imported, or registers another object.
+        UserError: the package that adds it cannot be imported, or registers another object.
     """
     target = load_registered("sections", name)
     if not (isinstance(target, type) and issubclass(target, Section) and target.key == name):
-        raise ValueError(f"{registered_entry_points('sections')[name].value} is not a section called {name!r}")
+        raise UserError(f"{registered_entry_points('sections')[name].value} is not a section called {name!r}")
     return target
 
 
@@ -106,7 +107,7 @@ class Cluster(Section):
             gpus: GPUs requested by each process; None: the recipe's number.
 
         Raises:
-            ValueError: the cluster cannot be joined.
+            UserError: the cluster cannot be joined.
             RunError: the cluster does not have enough resources.
         """
 
@@ -123,7 +124,7 @@ def open_launcher(run: RunSettings, kind: ProcessKind, count: int, gpus: float |
         gpus: GPUs requested by each process on a cluster; None: the recipe's number.
 
     Raises:
-        ValueError: the cluster cannot be joined.
+        UserError: the cluster cannot be joined.
         RunError: the cluster does not have enough resources.
     """
     cluster = find_cluster(run)

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic_core import PydanticCustomError
 
 from marft.common.atomic import read_text
+from marft.common.errors import UserError
 from marft.config.helpers import without_helpers
 from marft.config.load import parse_recipe
 from marft.config.models import reader_models
@@ -45,35 +46,35 @@ class TeamChange:
         """Validate the name and the tables.
 
         Raises:
-            ValueError: the name or a table is invalid, or nothing is changed.
+            UserError: the name or a table is invalid, or nothing is changed.
         """
         try:
             check_run_name(self.name)
         except PydanticCustomError as error:
-            raise ValueError(f"a team cannot be called {self.name!r}, for evaluations bear it: {error}") from None
+            raise UserError(f"a team cannot be called {self.name!r}, for evaluations bear it: {error}") from None
         for key, value in self.tables.items():
             if key not in TEAM_TABLES:
-                raise ValueError(f"{self.name}: {key} is no part of a team{did_you_mean(str(key), TEAM_TABLES)}")
+                raise UserError(f"{self.name}: {key} is no part of a team{did_you_mean(str(key), TEAM_TABLES)}")
             if key != "agents" and not isinstance(value, Mapping):
-                raise ValueError(f"{self.name}: {key} is a table, as in a recipe")
+                raise UserError(f"{self.name}: {key} is a table, as in a recipe")
         entries = self.tables.get("agents", [{"role": ""}])
         if not isinstance(entries, Sequence) or not entries or not all(_is_agent_entry(entry) for entry in entries):
-            raise ValueError(f'{self.name}: agents is a list of tables, each with a role: [[agents]] role = "actor"')
+            raise UserError(f'{self.name}: agents is a list of tables, each with a role: [[agents]] role = "actor"')
         if not self.tables:
-            raise ValueError(f"{self.name} changes nothing: give it [[agents]], [team] or [channel]")
+            raise UserError(f"{self.name} changes nothing: give it [[agents]], [team] or [channel]")
 
 
 def read_team_change(path: str | Path) -> TeamChange:
     """Read a team change from a TOML file, named after the file.
 
     Raises:
-        ValueError: the file is missing or invalid.
+        UserError: the file is missing or invalid.
     """
     path = expand_user(path)
     try:
         return TeamChange(path.stem, tomllib.loads(read_text(path)))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"cannot read the team of {path}: {error}") from error
+        raise UserError(f"cannot read the team of {path}: {error}") from error
 
 
 def apply_team_change(run: RunSettings, change: TeamChange) -> RunSettings:
@@ -83,7 +84,7 @@ def apply_team_change(run: RunSettings, change: TeamChange) -> RunSettings:
     and imagined episodes. If the organization stays, hand-offs around removed agents are closed.
 
     Raises:
-        ValueError: an agent starts from an unknown role, or the resulting recipe is invalid.
+        UserError: an agent starts from an unknown role, or the resulting recipe is invalid.
     """
     run = without_helpers(run).without_section("dyna")
     table = run.model_dump(mode="json", exclude_none=True)
@@ -114,12 +115,12 @@ def describe_team_change(trained: RunSettings, evaluated: RunSettings, change: T
         change: requested change; None: only settings changed, and the record is named after the organization.
 
     Raises:
-        ValueError: the requested change has no effect.
+        UserError: the requested change has no effect.
     """
     before, after = _team_structure(trained), _team_structure(evaluated)
     if before == after:
         if change is not None:
-            raise ValueError(f"{change.name} is the team of {trained.name} as it is; leave it out")
+            raise UserError(f"{change.name} is the team of {trained.name} as it is; leave it out")
         return {}
     identity = {"asked": change.tables if change else {}, **after}
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()
@@ -164,7 +165,7 @@ def _merge_agent(entry: Mapping[str, Any], trained: Mapping[str, dict[str, Any]]
     source = entry.get(LIKE_KEY, entry["role"])
     if source not in trained:
         message = f"nobody trained is called {source!r}{did_you_mean(str(source), trained)}"
-        raise ValueError(
+        raise UserError(
             f'{name}: agents.{entry["role"]}: {message}; say whom it plays as: like = "{next(iter(trained))}"'
         )
     return {**trained[source], **{key: value for key, value in entry.items() if key != LIKE_KEY}}

@@ -10,6 +10,7 @@ from string import ascii_uppercase
 from typing import Any, NamedTuple
 
 from marft.agents.answers import find_answer, find_bold, find_statement, strip_markup
+from marft.common.errors import UserError
 from marft.common.reasoning import strip_reasoning
 from marft.envs.table_rows import format_value
 
@@ -48,7 +49,7 @@ def parse_choices(cell: Any) -> Choices:
     Choices(labels=('A', 'B'), texts=('red', 'blue'))
 
     Raises:
-        ValueError: the cell has neither form.
+        UserError: the cell has neither form.
     """
     labels: object = None
     if isinstance(cell, str) and cell.lstrip().startswith(("[", "{")):
@@ -56,10 +57,10 @@ def parse_choices(cell: Any) -> Choices:
     if isinstance(cell, Mapping):
         cell, labels = cell.get("text"), cell.get("label")
     if not isinstance(cell, list) or not cell:
-        raise ValueError("holds no list of choices, nor a table with lists of them (text) and of their names (label)")
+        raise UserError("holds no list of choices, nor a table with lists of them (text) and of their names (label)")
     labels = list(ascii_uppercase[: len(cell)]) if labels is None else labels
     if not isinstance(labels, list) or len(labels) != len(cell):
-        raise ValueError(f"has {len(cell)} choices and not as many names for them; without names there are at most 26")
+        raise UserError(f"has {len(cell)} choices and not as many names for them; without names there are at most 26")
     return Choices(tuple(str(label) for label in labels), tuple(map(format_value, cell)))
 
 
@@ -67,7 +68,7 @@ def format_choices(cell: object) -> str:
     """Return choices as lines: ``A. red``, ``B. blue``.
 
     Raises:
-        ValueError: the cell holds no choices.
+        UserError: the cell holds no choices.
     """
     choices = parse_choices(cell)
     return "\n".join(f"{label}. {text}" for label, text in zip(choices.labels, choices.texts, strict=True))

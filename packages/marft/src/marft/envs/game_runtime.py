@@ -12,6 +12,7 @@ from marft.agents.game import Game
 from marft.agents.loop_threads import LoopThreadPool
 from marft.agents.team import Team
 from marft.agents.tools.run_tools import RunTools
+from marft.common.errors import UserError
 from marft.common.token_data import Grammar
 from marft.common.usage import sum_counts
 from marft.config.agents import AgentSettings
@@ -33,7 +34,7 @@ class GameRuntime:
         threads: for sessions, tools and terms; closed together with the runtime.
 
     Raises:
-        ValueError: a tool is not available, or an agent has tools or a memory that its model's chat template does not
+        UserError: a tool is not available, or an agent has tools or a memory that its model's chat template does not
             support.
     """
 
@@ -89,7 +90,7 @@ def open_terms(
         limits: limits on judge endpoints shared with other processes.
 
     Raises:
-        ValueError: a requirement of a term is missing.
+        UserError: a requirement of a term is missing.
     """
     answer_roles = [agent.role for agent in run.agents if agent.answers]
     terms = []
@@ -116,7 +117,7 @@ def check_agent(run: RunSettings, agent: AgentSettings, uses_tools: bool, render
         uses_tools: whether the agent has tools or skills.
 
     Raises:
-        ValueError: the chat template does not support tools or continued conversations, or the grammar cannot be
+        UserError: the chat template does not support tools or continued conversations, or the grammar cannot be
             enforced.
     """
     role, policy = agent.role, agent.policy
@@ -134,7 +135,7 @@ def check_agent(run: RunSettings, agent: AgentSettings, uses_tools: bool, render
                 check()
         except ValueError as error:
             message = str(error).replace(MODEL_PLACEHOLDER, f"models.{run.loaded_policies[policy].model}")
-            raise ValueError(f"agents.{role}.{key}: {message}") from error
+            raise UserError(f"agents.{role}.{key}: {message}") from error
 
 
 def _check_grammar(renderer: ChatRenderer, policy: str, grammar: Grammar | None) -> None:

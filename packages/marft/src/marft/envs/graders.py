@@ -22,6 +22,7 @@ from marft.agents.environment_calls import RefusedError, validate_flag, validate
 from marft.agents.loop_threads import await_on_thread
 from marft.agents.task_copies import copy_data
 from marft.common.error_origin import source_location
+from marft.common.errors import UserError
 from marft.common.reasoning import strip_reasoning
 from marft.config.plugins import import_object
 from marft.config.python_objects import ImportPath
@@ -68,7 +69,7 @@ class AnswerGrader(Settings):
         """Check a row's correct answer.
 
         Raises:
-            ValueError: the answer is not usable; the message continues a sentence that begins with the column's name.
+            UserError: the answer is not usable; the message continues a sentence that begins with the column's name.
         """
 
     @abstractmethod
@@ -103,11 +104,11 @@ class FuzzyGrader(AnswerGrader):
         """Check for comparable text in every correct answer.
 
         Raises:
-            ValueError: ``ignore`` removes all of an answer.
+            UserError: ``ignore`` removes all of an answer.
         """
         for gold in read_gold_answers(answer):
             if not self._normalize(gold):
-                raise ValueError(f"holds {gold[:80]!r}, of which nothing is left to compare (ignore)")
+                raise UserError(f"holds {gold[:80]!r}, of which nothing is left to compare (ignore)")
 
     def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
         """Return a text's grade by its stated answer."""
@@ -145,11 +146,11 @@ class QuantityGrader(AnswerGrader):
         """Check for exactly one quantity in every correct answer.
 
         Raises:
-            ValueError: an answer is not one quantity.
+            UserError: an answer is not one quantity.
         """
         for gold in read_gold_answers(answer):
             if len(parse_quantities(reference_answer(gold))) != 1:
-                raise ValueError(f"holds {gold[:80]!r}, which is not one quantity")
+                raise UserError(f"holds {gold[:80]!r}, which is not one quantity")
 
     def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
         """Return a text's grade by its quantity."""
@@ -229,11 +230,11 @@ class NumericGrader(AnswerGrader):
         """Check for a number in every correct answer.
 
         Raises:
-            ValueError: an answer is not one number.
+            UserError: an answer is not one number.
         """
         for gold in read_gold_answers(answer):
             if len(_parse_numbers(gold)) != 1:
-                raise ValueError(f"holds {gold[:80]!r}, which is not one number")
+                raise UserError(f"holds {gold[:80]!r}, which is not one number")
 
     def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
         """Return a text's grade by its number."""
@@ -254,11 +255,11 @@ class F1Grader(AnswerGrader):
         """Check that every correct answer contains words.
 
         Raises:
-            ValueError: an answer has no words to compare.
+            UserError: an answer has no words to compare.
         """
         for gold in read_gold_answers(answer):
             if not normalize_words(gold):
-                raise ValueError(f"holds {gold[:80]!r}, of which no word is left to compare")
+                raise UserError(f"holds {gold[:80]!r}, of which no word is left to compare")
 
     def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
         """Return the best F1 over the correct answers."""
@@ -311,20 +312,20 @@ class ChoiceGrader(AnswerGrader):
         """Check for exactly one correct choice in the row, and for empty choices.
 
         Raises:
-            ValueError: the row cannot be graded.
+            UserError: the row cannot be graded.
         """
         if isinstance(answer, list) and len(answer) != 1:
-            raise ValueError("holds a list, and one choice is right")
+            raise UserError("holds a list, and one choice is right")
         gold, choices = self._gold_label(answer, cells), self._choices(cells)
         if not gold:
-            raise ValueError(f"holds {format_cell(answer)[:80]!r}, which is none of the choices")
+            raise UserError(f"holds {format_cell(answer)[:80]!r}, which is none of the choices")
         texts = {label: text.strip() for label, text in zip(choices.labels, choices.texts, strict=False)}
         empty = [label for label, text in texts.items() if not text]
         same = [label for label, text in texts.items() if text == texts[gold]]
         if empty:
-            raise ValueError(f"cannot be graded: choice {empty[0]} is empty")
+            raise UserError(f"cannot be graded: choice {empty[0]} is empty")
         if len(same) > 1:
-            raise ValueError(f"cannot be graded: choices {' and '.join(same)} are the same, and one of them is right")
+            raise UserError(f"cannot be graded: choices {' and '.join(same)} are the same, and one of them is right")
 
     def grade(self, answer: object, cells: Cells, text: str) -> Grade:
         """Return a text's grade by its choice."""
@@ -336,13 +337,13 @@ class ChoiceGrader(AnswerGrader):
         columns = [self.choices] if isinstance(self.choices, str) else list(self.choices)
         for column in columns:
             if column not in cells:
-                raise ValueError(f"cannot be read: there is no column {column!r}{did_you_mean(column, cells)}")
+                raise UserError(f"cannot be read: there is no column {column!r}{did_you_mean(column, cells)}")
         if not isinstance(self.choices, str):
             return parse_choices([format_cell(cells[column]) for column in columns])
         try:
             return parse_choices(cells[self.choices])
         except ValueError as error:
-            raise ValueError(f"cannot be read: column {self.choices!r} {error}") from error
+            raise UserError(f"cannot be read: column {self.choices!r} {error}") from error
 
     def _gold_label(self, answer: Any, cells: Cells) -> str:
         choices, answer = self._choices(cells), extract_label(answer)

@@ -15,6 +15,7 @@ from decimal import Decimal
 from typing import Literal, NamedTuple
 
 from marft.agents.answers import reference_answer
+from marft.common.errors import UserError
 from marft.config.settings import did_you_mean
 from marft.envs.table_rows import Row, extract_label, format_cell, format_value
 from marft.rewards.quantities import parse_unit
@@ -54,7 +55,7 @@ def detect_layout(row: Row) -> str:
     """Return a table's layout, given its first row.
 
     Raises:
-        ValueError: no known layout has these columns.
+        UserError: no known layout has these columns.
     """
     names = {str(name).casefold(): name for name in row.cells}
     if {"prompt", "reward_model"} <= names.keys():
@@ -65,7 +66,7 @@ def detect_layout(row: Row) -> str:
         return "gsm8k"  # or a custom table: answers are read the same way
     if "problem" in names and names.keys() & {"answer", "solution"}:
         return "math"
-    raise ValueError(
+    raise UserError(
         f"environment: {row.location} has columns {', '.join(sorted(map(str, row.cells)))}, which are no layout that "
         "is known (layout); name those with the problem and its answer (question, answer)"
     )
@@ -80,14 +81,14 @@ def parse_problem(row: Row, layout: str, question: str, answer: str) -> Problem 
         answer: name of the answer column; "" uses the layout's.
 
     Raises:
-        ValueError: a column is missing or has an invalid value; the message names file and line.
+        UserError: a column is missing or has an invalid value; the message names file and line.
     """
     if layout == "verl" and not question and not answer:
         return _parse_verl(row)
     columns = LAYOUTS.get(layout, Columns(("problem",), ("answer",)))
     question_text = _read_text(row, question or _first_column(row, columns.question))
     if not question_text.strip():
-        raise ValueError(f"environment: {row.location}: column {question or columns.question[0]!r} is empty")
+        raise UserError(f"environment: {row.location}: column {question or columns.question[0]!r} is empty")
     metadata = {
         name: value for name in METADATA_COLUMNS if isinstance(value := _get_cell(row, name), str | int) and value != ""
     }
@@ -105,21 +106,21 @@ def _parse_verl(row: Row) -> Problem | None:
     The question comes without instructions on its form, if the row provides it.
 
     Raises:
-        ValueError: the row has no such table, or contains assistant messages.
+        UserError: the row has no such table, or contains assistant messages.
     """
     messages, reward_model, extra_info = (
         _read_json_cell(row, name) for name in ("prompt", "reward_model", "extra_info")
     )
     if not isinstance(messages, list) or not all(isinstance(message, Mapping) for message in messages):
-        raise ValueError(f"environment: {row.location}: column 'prompt' holds no list of messages, as verl has them")
+        raise UserError(f"environment: {row.location}: column 'prompt' holds no list of messages, as verl has them")
     if not isinstance(reward_model, Mapping) or not isinstance(
         reward_model.get("ground_truth"), str | int | float | None
     ):
-        raise ValueError(
+        raise UserError(
             f"environment: {row.location}: column 'reward_model' has no ground_truth that is a text or a number"
         )
     if any(message.get("role") == "assistant" for message in messages):
-        raise ValueError(
+        raise UserError(
             f"environment: {row.location}: column 'prompt' holds what an assistant has said; a problem is asked alone"
         )
     contents = [message.get("content") for message in messages]
@@ -130,7 +131,7 @@ def _parse_verl(row: Row) -> Problem | None:
         question if isinstance(question, str) and question.strip() else "\n\n".join(map(str, contents)), "prompt"
     )
     if not text.strip():
-        raise ValueError(f"environment: {row.location}: column 'prompt' is empty")
+        raise UserError(f"environment: {row.location}: column 'prompt' is empty")
     source = _get_cell(row, "data_source")
     gold = row.check_text(format_cell(reward_model.get("ground_truth")), "reward_model")
     return Problem(text, reference_answer(gold), {"source": source} if isinstance(source, str) and source else {})
@@ -140,13 +141,13 @@ def _read_json_cell(row: Row, name: str) -> object:
     """Return a list or table from a column, possibly written as JSON, or None.
 
     Raises:
-        ValueError: the cell is invalid JSON.
+        UserError: the cell is invalid JSON.
     """
     cell = _get_cell(row, name)
     try:
         return json.loads(cell) if isinstance(cell, str) and cell else cell
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"environment: {row.location}: column {name!r} is not JSON ({error})") from error
+        raise UserError(f"environment: {row.location}: column {name!r} is not JSON ({error})") from error
 
 
 def _parse_olympiad(row: Row, question: str, metadata: Mapping[str, str | int]) -> Problem | None:
@@ -171,7 +172,7 @@ def _parse_tolerances(row: Row) -> tuple[float, ...]:
     """Return the tolerances from a text like ``"1e-1,1e-2"``: one per answer, or one for the whole row.
 
     Raises:
-        ValueError: a tolerance is not a finite number, or is negative.
+        UserError: a tolerance is not a finite number, or is negative.
     """
     text = format_cell(_get_cell(row, "error")).strip()
     try:
@@ -179,7 +180,7 @@ def _parse_tolerances(row: Row) -> tuple[float, ...]:
     except ValueError:
         tolerances = (-1.0,)
     if not all(0 <= tolerance < math.inf for tolerance in tolerances):
-        raise ValueError(
+        raise UserError(
             f"environment: {row.location}: column 'error' holds {text[:80]!r}, which is no number from 0 on"
         )
     return tolerances
@@ -189,11 +190,11 @@ def _parse_integer(row: Row, gold: str) -> str:
     """Return an integer in plain notation, from forms like ``073`` or ``142.0``.
 
     Raises:
-        ValueError: the text is not an integer.
+        UserError: the text is not an integer.
     """
     match = _INTEGER.fullmatch(gold.replace(",", ""))
     if gold and not match:
-        raise ValueError(
+        raise UserError(
             f"environment: {row.location} holds the answer {gold[:80]!r}, which is no whole number, as answers of AIME "
             "and AMC are; for others set layout = 'math', or name the columns (question, answer)"
         )
@@ -223,14 +224,14 @@ def _read_text(row: Row, column: str) -> str:
     """Return the text in a column with text, a number, or nothing.
 
     Raises:
-        ValueError: the column is missing, or has another type.
+        UserError: the column is missing, or has another type.
     """
     if column not in row.cells:
         columns = [str(name) for name in row.cells]
-        raise ValueError(f"environment: {row.location} has no column {column!r}{did_you_mean(column, columns)}")
+        raise UserError(f"environment: {row.location} has no column {column!r}{did_you_mean(column, columns)}")
     cell = row.cells[column]
     if isinstance(cell, bool) or not isinstance(cell, str | int | float | Decimal | None):
-        raise ValueError(
+        raise UserError(
             f"environment: {row.location}: column {column!r} is a {type(cell).__name__}, not text or a number"
         )
     return row.text(column)
@@ -240,7 +241,7 @@ def read_problems(rows: Iterator[Row], layout: str, question: str, answer: str) 
     """Yield the problems in a table with row numbers, without those that depend on pictures or lack an answer.
 
     Raises:
-        ValueError: as for :func:`detect_layout` and :func:`parse_problem`.
+        UserError: as for :func:`detect_layout` and :func:`parse_problem`.
     """
     for number, row in enumerate(rows):
         if layout == "auto":

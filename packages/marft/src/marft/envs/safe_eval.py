@@ -18,6 +18,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+from marft.common.errors import UserError
+
 MAX_LENGTH = 2000  # maximum characters of an expression
 MAX_BITS = 2000  # approximate maximum bits of an intermediate number, or degree of a polynomial
 MAX_EXPONENT = 8  # the same limit for exponents, and for arguments of nested functions
@@ -73,12 +75,12 @@ def eval_literal(text: str) -> object:
     [[1, 2], ['a']]
 
     Raises:
-        ValueError: the text is not a literal.
+        UserError: the text is not a literal.
     """
     try:
         return ast.literal_eval(text)
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError) as error:
-        raise ValueError("no value that is written out") from error
+        raise UserError("no value that is written out") from error
 
 
 def restrict_parser(parse: Callable[..., object]) -> Callable[..., object]:
@@ -96,14 +98,14 @@ def parse_fraction(text: str) -> Fraction:
     """Return the exact fraction for a number as text.
 
     Raises:
-        ValueError: the text is not a number, or the number is too large.
+        UserError: the text is not a number, or the number is too large.
     """
     power = text.lower().partition("e")[2].replace("_", "").strip()
     if len(text) > MAX_LENGTH or (power.lstrip("+-").isdecimal() and abs(int(power)) > MAX_BITS):
-        raise ValueError("a number too large to be written out")
+        raise UserError("a number too large to be written out")
     value = Fraction(text)
     if abs(value) > sys.float_info.max:
-        raise ValueError("a number too large to be written out")
+        raise UserError("a number too large to be written out")
     return value
 
 
@@ -156,14 +158,14 @@ def check_expression(text: str) -> None:
     >>> check_expression("3*x**2/2 - sin(2*x) + C")
 
     Raises:
-        ValueError: the text is anything else.
+        UserError: the text is anything else.
     """
     try:
         tree = ast.parse(text.strip(), mode="eval").body if len(text) <= MAX_LENGTH else None
     except (SyntaxError, MemoryError, RecursionError) as error:
-        raise ValueError("no arithmetic") from error
+        raise UserError("no arithmetic") from error
     if tree is None or LARGE_POWER.search(text) or _estimate_size(tree) > MAX_BITS:
-        raise ValueError("more than is worked out")
+        raise UserError("more than is worked out")
 
 
 def _estimate_size(node: ast.AST, call_depth: int = 0) -> int:
@@ -173,7 +175,7 @@ def _estimate_size(node: ast.AST, call_depth: int = 0) -> int:
         call_depth: number of enclosing function calls.
 
     Raises:
-        ValueError: the node is not arithmetic, or nests too deeply.
+        UserError: the node is not arithmetic, or nests too deeply.
     """
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         return max(1, node.value.bit_length()) if isinstance(node.value, int) else 1
@@ -190,15 +192,15 @@ def _estimate_size(node: ast.AST, call_depth: int = 0) -> int:
         sizes = [_estimate_size(argument, call_depth + 1) for argument in node.args]
         if not node.keywords and sizes and call_depth <= 1 and (not call_depth or max(sizes) <= MAX_EXPONENT):
             return max(sizes)
-    raise ValueError("no arithmetic")
+    raise UserError("no arithmetic")
 
 
 def _check_exponent(node: ast.AST, size: int) -> int:
     """Return an exponent's size.
 
     Raises:
-        ValueError: the exponent is large, or contains powers or functions.
+        UserError: the exponent is large, or contains powers or functions.
     """
     if size > MAX_EXPONENT or any(isinstance(child, ast.Pow | ast.Call) for child in ast.walk(node)):
-        raise ValueError("an exponent that is not small")
+        raise UserError("an exponent that is not small")
     return size

@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, Strict, model_validator
 from pydantic_core import PydanticCustomError
 
+from marft.common.errors import UserError
 from marft.common.types import Task
 from marft.config.interfaces.environment import Environment, Split
 from marft.config.settings import MAX_COUNT, Fraction, NonEmptyString, NonNegativeCount, Settings
@@ -54,7 +55,7 @@ def render_prompt(row: Row, template: str, question: str, choices: str | Sequenc
         choices: column of choices, or several columns with one choice each; shown as lines with letters.
 
     Raises:
-        ValueError: a column is missing, or the question is not text.
+        UserError: a column is missing, or the question is not text.
     """
     parts = []
     for words, name, _, _ in Formatter().parse(template or f"{{{QUESTION_FIELD}}}"):
@@ -65,7 +66,7 @@ def render_prompt(row: Row, template: str, question: str, choices: str | Sequenc
             parts.append(_render_field(row, name, choices))
     prompt = "".join(parts)
     if not prompt.strip():
-        raise ValueError(f"environment: {row.location} makes an empty prompt; fill it in, or remove the row")
+        raise UserError(f"environment: {row.location} makes an empty prompt; fill it in, or remove the row")
     return prompt
 
 
@@ -82,13 +83,13 @@ def _render_field(row: Row, name: str, choices: str | Sequence[str]) -> str:
 def _read_question(row: Row, column: str) -> str:
     cell: object = row.cell(column)
     if isinstance(cell, bool) or not isinstance(cell, str | int | float | None):
-        raise ValueError(
+        raise UserError(
             f"environment: {row.location}: column {column!r} is a {type(cell).__name__}, not text or a number; name "
             "another column (question), or the parts of the prompt (prompt)"
         )
     text = row.text(column)
     if not text.strip():
-        raise ValueError(f"environment: {row.location}: column {column!r} is empty; fill it in, or remove the row")
+        raise UserError(f"environment: {row.location}: column {column!r} is empty; fill it in, or remove the row")
     return text
 
 
@@ -218,7 +219,7 @@ class Table(Environment):
             held_out_prompts: locations of prompts in other splits, by their words without case and spacing.
 
         Raises:
-            ValueError: a prompt repeats, and duplicates are not skipped.
+            UserError: a prompt repeats, and duplicates are not skipped.
         """
         stem = Path(path).stem if split == "train" else f"{Path(path).stem}/{split}"
         for number, row in enumerate(read_table(path, self.subset, getattr(self.split_names, split))):
@@ -229,7 +230,7 @@ class Table(Environment):
             if location := seen.get(prompt) or held_out_prompts.get(normalize_question(prompt)):
                 if "duplicates" in self.skip:
                     continue
-                raise ValueError(
+                raise UserError(
                     f"environment: {row.location} makes the same prompt as {location}; remove one of them, or keep "
                     "the first of each, held-out ones before others (skip = ['duplicates'])"
                 )
@@ -252,7 +253,7 @@ class Table(Environment):
         """Return true if a row has a correct answer, or the table has no answer column.
 
         Raises:
-            ValueError: the answer is missing and such rows are not skipped, or the grader cannot use it.
+            UserError: the answer is missing and such rows are not skipped, or the grader cannot use it.
         """
         if not self.answer:
             return True
@@ -261,7 +262,7 @@ class Table(Environment):
         if is_missing(answer):
             if "unanswered" in self.skip:
                 return False
-            raise ValueError(
+            raise UserError(
                 f"environment: {row.location}: column {self.answer!r} is empty; fill it in, or leave such rows out "
                 "(skip = ['unanswered'])"
             )
@@ -270,7 +271,7 @@ class Table(Environment):
                 self._grader.check(answer, row.cells)
         except ValueError as error:
             name = self._grader.name if self._grader else ""
-            raise ValueError(
+            raise UserError(
                 f"environment: {row.location}: column {self.answer!r} {error}; put it right, or grade otherwise than "
                 f"by {name!r} (grading)"
             ) from error
@@ -280,13 +281,13 @@ class Table(Environment):
         """Return a row's sampling weight.
 
         Raises:
-            ValueError: the weight is not a number from 0 on.
+            UserError: the weight is not a number from 0 on.
         """
         if not self.weight:
             return 1.0
         numbers = parse_numbers(row.text(self.weight))
         if len(numbers) != 1 or not 0 <= numbers[0] <= MAX_COUNT:
-            raise ValueError(
+            raise UserError(
                 f"environment: {row.location}: column {self.weight!r} holds {row.text(self.weight)[:80]!r}, which is "
                 "no weight: 2 is twice as often as 1, and 0 leaves a row out of training"
             )
@@ -303,7 +304,7 @@ class Table(Environment):
         """Return the tasks in a split. A task's data is its row.
 
         Raises:
-            ValueError: a table cannot be read, or a row is unusable; the message names the place and a remedy.
+            UserError: a table cannot be read, or a row is unusable; the message names the place and a remedy.
         """
         return self._splits[split]
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 
 from marft.common.atomic import check_regular_file
+from marft.common.errors import UserError
 from marft.common.packages import install_command
 from marft.common.texts import truncate
 from marft.config.settings import did_you_mean
@@ -30,7 +31,7 @@ def read_jsonl(path: Path) -> Rows:
     """Yield JSON objects, one per nonempty line.
 
     Raises:
-        ValueError: a line is not a JSON object, or the file cannot be read; likewise for the other readers.
+        UserError: a line is not a JSON object, or the file cannot be read; likewise for the other readers.
     """
     with _open_text(path) as file:
         for number, line in enumerate(file, 1):
@@ -66,14 +67,14 @@ def read_delimited(path: Path, delimiter: str) -> Rows:
                     header = _check_header(cells, f"{path}, {position}", delimiter)
                     continue
                 if len(cells) != len(header):
-                    raise ValueError(
+                    raise UserError(
                         f"environment: {path}, {position} has {len(cells)} cells, and the header names {len(header)} "
                         f"columns; a cell that holds {delimiter!r}, a quote or a line break stands between quotes, and "
                         "quotes in it are doubled"
                     )
                 yield position, dict(zip(header, cells, strict=True))
         except csv.Error as error:
-            raise ValueError(
+            raise UserError(
                 f"environment: {path}: the row that begins at line {start_line} cannot be read: {error}; see that its "
                 "quotes end, and that quotes inside them are doubled"
             ) from error
@@ -82,13 +83,13 @@ def read_delimited(path: Path, delimiter: str) -> Rows:
 def _check_header(cells: list[str], location: str, delimiter: str) -> list[str]:
     found_delimiter = next((sign for sign in OTHER_DELIMITERS if len(cells) == 1 and sign in cells[0]), "")
     if found_delimiter:
-        raise ValueError(
+        raise UserError(
             f"environment: {location} names one column, {truncate(repr(cells[0]), MAX_NAME_LENGTH)}: if "
             f"{found_delimiter!r} is to separate columns, save the table with {delimiter!r} in its place"
             + (", or call it .tsv" if found_delimiter == "\t" else "")
         )
     if (name := find_duplicate(cells)) is not None:
-        raise ValueError(
+        raise UserError(
             f"environment: {location}: two columns are called {truncate(repr(name), MAX_NAME_LENGTH)}; rename one"
         )
     return cells
@@ -112,13 +113,13 @@ def _parse_json(text: str, location: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_reject_duplicate_keys)
     except _DuplicateKeyError as error:
-        raise ValueError(f"environment: {location}: the key {error.args[0]} comes twice in one object") from error
+        raise UserError(f"environment: {location}: the key {error.args[0]} comes twice in one object") from error
     except json.JSONDecodeError as error:
-        raise ValueError(
+        raise UserError(
             f"environment: {location} is not JSON: {error.msg}, at character {error.pos + 1}; {OBJECT_HINT}"
         ) from error
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"environment: {location} is not JSON: {error}; {OBJECT_HINT}") from error
+        raise UserError(f"environment: {location} is not JSON: {error}; {OBJECT_HINT}") from error
 
 
 class _DuplicateKeyError(Exception):
@@ -133,7 +134,7 @@ def _reject_duplicate_keys(pairs: list[tuple[str, object]]) -> dict[str, object]
 
 def _check_object(entry: object, location: str) -> dict[str, object]:
     if not isinstance(entry, dict):
-        raise ValueError(f"environment: {location} is a {type(entry).__name__}; {OBJECT_HINT}")
+        raise UserError(f"environment: {location} is a {type(entry).__name__}; {OBJECT_HINT}")
     return entry
 
 
@@ -142,22 +143,22 @@ def _open_text(path: Path) -> Iterator[TextIO]:
     """Open a file as UTF-8, with or without a byte-order mark.
 
     Raises:
-        ValueError: the file cannot be read, or is not UTF-8.
+        UserError: the file cannot be read, or is not UTF-8.
     """
     try:
         with check_regular_file(path).open(encoding="utf-8-sig", newline="") as file:
             yield file
     except OSError as error:
-        raise ValueError(f"environment: cannot read {path}: {error.strerror}") from error
+        raise UserError(f"environment: cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ValueError(f"environment: {path} is not UTF-8 ({error.reason}); save it as UTF-8") from error
+        raise UserError(f"environment: {path} is not UTF-8 ({error.reason}); save it as UTF-8") from error
 
 
 def read_parquet(path: Path) -> Rows:
     """Yield the rows in a Parquet file, numbered from 1.
 
     Raises:
-        ValueError: the file cannot be read, or has duplicate columns or unsupported values.
+        UserError: the file cannot be read, or has duplicate columns or unsupported values.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -166,14 +167,14 @@ def read_parquet(path: Path) -> Rows:
         with pq.ParquetFile(path) as file:
             yield from _number_rows(file.iter_batches(), path)
     except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"environment: cannot read {path}: {_first_line(error)}") from error
+        raise UserError(f"environment: cannot read {path}: {_first_line(error)}") from error
 
 
 def read_saved_dataset(folder: Path, split: str) -> Rows:
     """Yield the rows in a saved data set or in one split.
 
     Raises:
-        ValueError: the folder has no such split, is damaged, or cannot be read.
+        UserError: the folder has no such split, is damaged, or cannot be read.
     """
     import pyarrow as pa
 
@@ -181,17 +182,17 @@ def read_saved_dataset(folder: Path, split: str) -> Rows:
         if (folder / "dataset_dict.json").is_file():
             splits = [str(name) for name in _read_json(folder / "dataset_dict.json")["splits"]]
             if split not in splits:
-                raise ValueError(f"environment: {folder} has no part {split!r}{did_you_mean(split, splits)}")
+                raise UserError(f"environment: {folder} has no part {split!r}{did_you_mean(split, splits)}")
             folder = folder / split
         names = [str(file["filename"]) for file in _read_json(folder / "state.json")["_data_files"]]
         batches = (batch for name in names for batch in _stream_batches(folder / Path(name).name))
         yield from _number_rows(batches, folder)
     except (KeyError, TypeError, RecursionError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(
+        raise UserError(
             f"environment: {folder} is damaged, or save_to_disk has not written it ({error!r}); save it again"
         ) from error
     except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"environment: cannot read {folder}: {_first_line(error)}") from error
+        raise UserError(f"environment: cannot read {folder}: {_first_line(error)}") from error
 
 
 def _stream_batches(path: Path) -> Iterator[RecordBatch]:
@@ -205,11 +206,11 @@ def _number_rows(batches: Iterable[RecordBatch], path: Path) -> Rows:
     number = 0
     for batch in batches:
         if (name := find_duplicate(batch.schema.names)) is not None:
-            raise ValueError(f"environment: {path}: two columns are called {name!r}; rename one")
+            raise UserError(f"environment: {path}: two columns are called {name!r}; rename one")
         try:
             rows = _batch_rows(batch)
         except (ArithmeticError, LookupError, ValueError) as error:  # dates, time zones, texts
-            raise ValueError(
+            raise UserError(
                 f"environment: {path}: rows {number + 1} to {number + batch.num_rows} hold what Python has no value "
                 f"for: {type(error).__name__}: {_first_line(error)}; leave that column out, or write it as text"
             ) from error
@@ -282,12 +283,12 @@ def read_dataset(path: str, subset: str, split: str) -> Iterable[Mapping[str, ob
         split: name of the split.
 
     Raises:
-        ValueError: the package is missing, or the data set cannot be loaded.
+        UserError: the package is missing, or the data set cannot be loaded.
     """
     try:
         from datasets import load_dataset
     except ImportError as error:
-        raise ValueError(
+        raise UserError(
             f"environment: reading {path!r} needs the datasets package: {install_command('datasets')}; "
             "a .jsonl file needs nothing"
         ) from error
@@ -295,5 +296,5 @@ def read_dataset(path: str, subset: str, split: str) -> Iterable[Mapping[str, ob
         rows: Iterable[Mapping[str, object]] = load_dataset(path, subset or None, split=split)
     except Exception as error:  # the package raises many types of errors for unreadable files
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(f"environment: cannot load data set {path!r}: {first_line}") from error
+        raise UserError(f"environment: cannot load data set {path!r}: {first_line}") from error
     return rows

@@ -16,6 +16,7 @@ from typing import Annotated, NamedTuple
 from pydantic import AfterValidator, Field, ValidationInfo
 
 from marft.common.atomic import check_regular_file
+from marft.common.errors import UserError
 from marft.common.texts import replace_surrogates, truncate
 from marft.config.paths import resolve_recipe_path
 from marft.config.settings import did_you_mean
@@ -74,22 +75,22 @@ class Row(NamedTuple):
         """Return the value in a column.
 
         Raises:
-            ValueError: the row has no such column.
+            UserError: the row has no such column.
         """
         if column not in self.cells:
             columns = [str(name) for name in self.cells]
-            raise ValueError(f"environment: {self.location} has no column {column!r}{_column_hint(column, columns)}")
+            raise UserError(f"environment: {self.location} has no column {column!r}{_column_hint(column, columns)}")
         return self.cells[column]
 
     def text(self, column: str) -> str:
         """Return the value in a column in text form: numbers verbatim, lists and tables in JSON.
 
         Raises:
-            ValueError: the row has no such column, or its value contains bytes or an unpaired surrogate.
+            UserError: the row has no such column, or its value contains bytes or an unpaired surrogate.
         """
         cell = self.cell(column)
         if any(isinstance(item, bytes) for item in (cell if isinstance(cell, list) else [cell])):
-            raise ValueError(
+            raise UserError(
                 f"environment: {self.location}: column {column!r} holds bytes, not text; write it as text (in Arrow: "
                 "cast the column to string)"
             )
@@ -99,10 +100,10 @@ class Row(NamedTuple):
         """Return the text after a check.
 
         Raises:
-            ValueError: the text contains an unpaired surrogate.
+            UserError: the text contains an unpaired surrogate.
         """
         if replace_surrogates(text) != text:
-            raise ValueError(f"environment: {self.location}: column {column!r} is no whole text: {ascii(text)[:100]}")
+            raise UserError(f"environment: {self.location}: column {column!r} is no whole text: {ascii(text)[:100]}")
         return text
 
 
@@ -137,7 +138,7 @@ def read_table(path: str, subset: str, split: str) -> Iterator[Row]:
         split: split to read from a data set that has several.
 
     Raises:
-        ValueError: the data is missing, empty or unreadable, or a row is invalid; the message names file and line.
+        UserError: the data is missing, empty or unreadable, or a row is invalid; the message names file and line.
     """
     place = Path(path)
     reader = FORMATS.get(place.suffix.lower())
@@ -145,14 +146,14 @@ def read_table(path: str, subset: str, split: str) -> Iterator[Row]:
         try:
             check_regular_file(place)
         except OSError as error:
-            raise ValueError(f"environment: cannot read {path}: {error.strerror}") from None
+            raise UserError(f"environment: cannot read {path}: {error.strerror}") from None
     if reader is not None and place.is_absolute():
         rows = reader(place)
     elif place.is_absolute() and not os.path.isdir(place):  # noqa: PTH112  any path length
         if not os.path.exists(place):  # noqa: PTH110
-            raise ValueError(f"environment: {path} is a file that is not there")
+            raise UserError(f"environment: {path} is a file that is not there")
         known = ", ".join(FORMATS)
-        raise ValueError(f"environment: {path} is a file of which the name says no format; known: {known}")
+        raise UserError(f"environment: {path} is a file of which the name says no format; known: {known}")
     elif any(os.path.isfile(place / name) for name in ("state.json", "dataset_dict.json")):  # noqa: PTH113
         rows = read_saved_dataset(place, split)
     else:
@@ -162,7 +163,7 @@ def read_table(path: str, subset: str, split: str) -> Iterator[Row]:
         empty = False
         yield Row(f"{path}, {position}", cells)
     if empty:
-        raise ValueError(f"environment: {path} holds no rows")
+        raise UserError(f"environment: {path} holds no rows")
 
 
 def format_cell(value: object) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from marft.agents.environment_calls import RefusedError, read_step_info
 from marft.common.error_origin import describe_error, error_location
+from marft.common.errors import UserError
 from marft.common.texts import replace_surrogates
 from marft.common.types import Task
 from marft.config.interfaces.environment import Environment, Split
@@ -35,7 +36,7 @@ def digest_content(*parts: str | bytes) -> str:
     return digest.hexdigest()[:DIGEST_LENGTH]
 
 
-class NoTasksError(ValueError):
+class NoTasksError(UserError):
     """Empty split in an otherwise valid environment."""
 
 
@@ -44,7 +45,7 @@ def read_tasks(environment: Environment, split: Split) -> Sequence[Task]:
 
     Raises:
         NoTasksError: the split is empty.
-        ValueError: the tasks cannot be read, a task is invalid, or two have the same id: groups, records and random
+        UserError: the tasks cannot be read, a task is invalid, or two have the same id: groups, records and random
             streams depend on it.
     """
     location = f"environment {environment.name!r}, {SPLIT_LABELS[split]} split"
@@ -55,16 +56,16 @@ def read_tasks(environment: Environment, split: Split) -> Sequence[Task]:
         # a built-in environment's error already names the problem
         if isinstance(error, ValueError) and not error_location(error):
             raise
-        raise ValueError(f"{location}: tasks({split!r}) raised {describe_error(error)}") from error
+        raise UserError(f"{location}: tasks({split!r}) raised {describe_error(error)}") from error
     if not hasattr(tasks, "__len__") or not hasattr(tasks, "__getitem__"):
-        raise ValueError(f"{location}: tasks({split!r}) returned a {type(tasks).__name__}, not a list of tasks")
+        raise UserError(f"{location}: tasks({split!r}) returned a {type(tasks).__name__}, not a list of tasks")
     if not task_list:
         raise NoTasksError(f"{location} has no tasks{EMPTY_SPLIT_HINT}")
     seen: set[str] = set()
     for index, task in enumerate(task_list):
         problem = _find_problem(task) or (_duplicate_message(task) if task.id in seen else "")
         if problem:
-            raise ValueError(f"{location}, task {index}: {problem}")
+            raise UserError(f"{location}, task {index}: {problem}")
         seen.add(task.id)
     return tasks
 
@@ -76,12 +77,12 @@ def check_step_limit(tasks: Sequence[Task], max_steps: int) -> None:
         max_steps: maximum steps of an episode.
 
     Raises:
-        ValueError: every task needs more steps.
+        UserError: every task needs more steps.
     """
     min_steps = [task.data.get("fewest_steps") for task in tasks]
     known_min_steps = [steps for steps in min_steps if isinstance(steps, int)]
     if len(known_min_steps) == len(tasks) and min(known_min_steps) > max_steps:
-        raise ValueError(
+        raise UserError(
             f"rollout.max_steps: an episode ends after {max_steps} steps, and no task can be solved in less than "
             f"{min(known_min_steps)} (fewest_steps of its data); allow {max(known_min_steps)} or more"
         )

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from rich.table import Table
 from rich.text import Text
 
+from marft.common.errors import UserError
 from marft.common.texts import single_line
 from marft.evaluation.intervals import mean_interval, paired_difference
 from marft.evaluation.tool_definitions import check_tools
@@ -115,12 +116,12 @@ def build_comparison_tables(folders: Sequence[RunFolder], other_tools: bool = Fa
         other_tools: allow evaluations with different tool definitions.
 
     Raises:
-        ValueError: a run has no evaluated checkpoint, or its tool definitions differ from those of the first run.
+        UserError: a run has no evaluated checkpoint, or its tool definitions differ from those of the first run.
     """
     missing = [str(folder.path) for folder in folders if not _is_evaluated(folder)]
     if missing:
         problem = "have no evaluated checkpoint" if len(missing) > 1 else "has no evaluated checkpoint"
-        raise ValueError(f"{' and '.join(missing)} {problem}; run:  marft eval {' '.join(map(shlex.quote, missing))}")
+        raise UserError(f"{' and '.join(missing)} {problem}; run:  marft eval {' '.join(map(shlex.quote, missing))}")
     if not other_tools:
         _check_same_tools(folders)
     rows = compare_runs(folders)
@@ -131,7 +132,7 @@ def _check_same_tools(folders: Sequence[RunFolder]) -> None:
     """Check the tool definitions behind the results of a comparison.
 
     Raises:
-        ValueError: two evaluations used different tool definitions.
+        UserError: two evaluations used different tool definitions.
     """
     with_tools = [
         (f"{folder.path} ({evaluation['checkpoint']})", evaluation)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from marft.common.errors import UserError
 from marft.common.texts import replace_surrogates
 from marft.common.types import Task
 from marft.config.settings import closest_match
@@ -48,11 +49,11 @@ def group_tasks_by_field(fields: Mapping[str, Mapping[str, str]], field: str) ->
     """Return the task IDs of each cohort, by value of the field.
 
     Raises:
-        ValueError: the tasks have no such field.
+        UserError: the tasks have no such field.
     """
     if field not in fields:
         available, suggestion = ", ".join(sorted(fields)) or "none", closest_match(field, fields)
-        raise ValueError(
+        raise UserError(
             f"tasks have no field {field!r} that several of them share; fields that they share: {available}"
             + (f"; did you mean {suggestion!r}?" if suggestion else "")
         )
@@ -69,6 +70,6 @@ def label_cohorts(fields: Mapping[str, Mapping[str, str]], field: str) -> dict[s
     {'level = easy': {'a'}, 'level = hard': {'b'}}
 
     Raises:
-        ValueError: the tasks have no such field.
+        UserError: the tasks have no such field.
     """
     return {f"{field} = {value}": tasks for value, tasks in group_tasks_by_field(fields, field).items()}

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from marft.common.errors import UserError
 from marft.common.texts import join_names
 from marft.evaluation.gates import check_gates, group_by_metric
 from marft.evaluation.metric_changes import Comparison, compare_metrics, find_outcome_changes
@@ -53,7 +54,7 @@ def compare_evaluations(
             Without it, only teams with the same reorganization are compared.
 
     Raises:
-        ValueError: the sides have no evaluation in common, tasks with the same ID differ, tool definitions differ, or a
+        UserError: the sides have no evaluation in common, tasks with the same ID differ, tool definitions differ, or a
             gate or field is invalid.
     """
     _check_evaluated(before, after, names)
@@ -84,7 +85,7 @@ def _match_evaluations(
         name = f"{label} ({_short_digests(conditions)})" if labels.count(label) > 1 else label
         pairs[name] = before_latest[conditions], after_latest[conditions]
     if not any(before.get("measured") and after.get("measured") for before, after in pairs.values()):
-        raise ValueError(_describe_mismatch(before_latest, after_latest, names))
+        raise UserError(_describe_mismatch(before_latest, after_latest, names))
     for pair in pairs.values():
         _check_tasks(*pair, names)
     return pairs
@@ -114,7 +115,7 @@ def _select_team(evaluations: Sequence[SavedEvaluation], name: str, run: str) ->
     """Return the evaluations with the team reorganized as ``name``, without the reorganization's digest.
 
     Raises:
-        ValueError: no such evaluation exists.
+        UserError: no such evaluation exists.
     """
     matches: list[SavedEvaluation] = [
         {**e, "reorganized": {"name": name}} for e in evaluations if _team_name(e) == name
@@ -122,7 +123,7 @@ def _select_team(evaluations: Sequence[SavedEvaluation], name: str, run: str) ->
     if not matches:
         names = sorted({_team_name(e) for e in evaluations} - {""})
         available = ", ".join(names) or "nothing else than it was trained as"
-        raise ValueError(
+        raise UserError(
             f"{run} was not evaluated as {name!r}, but as {available}; evaluate it:  marft eval {shlex.quote(run)} "
             f"--team-file {shlex.quote(name + '.toml')}"
         )
@@ -171,12 +172,12 @@ def _check_evaluated(
     """Check for evaluations on both sides.
 
     Raises:
-        ValueError: one or both sides have no evaluation.
+        UserError: one or both sides have no evaluation.
     """
     missing = [name for name, side in zip(names, (before, after), strict=True) if not side]
     if missing:
         verb = "have" if len(missing) > 1 else "has"
-        raise ValueError(
+        raise UserError(
             f"{' and '.join(missing)} {verb} no evaluation; this evaluates both, and plays "
             f"nothing again that was played before:  marft eval {' '.join(map(shlex.quote, names))}"
         )
@@ -186,14 +187,14 @@ def _check_tasks(before: SavedEvaluation, after: SavedEvaluation, names: tuple[s
     """Check that tasks with the same ID are the same task.
 
     Raises:
-        ValueError: the prompts of some tasks differ.
+        UserError: the prompts of some tasks differ.
     """
     before_prompts, after_prompts = before.get("prompts", {}), after.get("prompts", {})
     different = [
         task for task in before_prompts if task in after_prompts and before_prompts[task] != after_prompts[task]
     ]
     if different:
-        raise ValueError(
+        raise UserError(
             f"{names[0]} and {names[1]} were evaluated on different tasks of the same names: "
             f"{join_names(different)}. Evaluate both on the same environment"
         )

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from marft.agents.chat_history import RESTART_REASONS
+from marft.common.errors import UserError
 from marft.common.seeds import generator
 from marft.common.token_data import TokenSource
 from marft.common.types import Action, Episode
@@ -66,10 +67,10 @@ def estimate_information(
     (1.0, 1.0)
 
     Raises:
-        ValueError: ``pairs`` is empty.
+        UserError: ``pairs`` is empty.
     """
     if not pairs:
-        raise ValueError("no pairs: mutual information is of at least one")
+        raise UserError("no pairs: mutual information is of at least one")
     first, second = _encode([pair[0] for pair in pairs]), _encode([pair[1] for pair in pairs])
     random = generator(seed, "information")
     shuffled = np.array([mutual_information(first, random.permutation(second)) for _ in range(shuffles)])

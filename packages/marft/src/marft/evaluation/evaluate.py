@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, cast, get_args
 
 from marft.agents.game import Attempt
 from marft.agents.team import Team
+from marft.common.errors import UserError
 from marft.common.types import Episode, Task
 from marft.config.interfaces.environment import Split
 from marft.envs.tasks import digest_tasks
@@ -45,11 +46,11 @@ def parse_modes(names: Sequence[str], source: str) -> tuple[Mode, ...]:
         source: origin of the names for the error message, such as ``--mode``.
 
     Raises:
-        ValueError: a name is not a mode.
+        UserError: a name is not a mode.
     """
     for name in names:
         if name not in get_args(Mode):
-            raise ValueError(f"{source}: {name!r} is none of {', '.join(get_args(Mode))}")
+            raise UserError(f"{source}: {name!r} is none of {', '.join(get_args(Mode))}")
     return cast("tuple[Mode, ...]", tuple(dict.fromkeys(names)))
 
 

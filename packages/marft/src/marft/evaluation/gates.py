@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from marft.common.errors import UserError
 from marft.common.metrics import find_metric
 from marft.evaluation.cohorts import group_tasks_by_field
 from marft.evaluation.intervals import Z95_ONE_SIDED, gain_bounds
@@ -66,11 +67,11 @@ relative=False, after=False, field='', value='', bound=False)
             names: known metric names, needed for roles that contain dots. Without them, every dot is a separator.
 
         Raises:
-            ValueError: the text is not a valid gate.
+            UserError: the text is not a valid gate.
         """
         match = GATE_PATTERN.fullmatch(text)
         if match is None:
-            raise ValueError(
+            raise UserError(
                 f"gate {text!r}: write a metric, < or >, and a change, such as 'accuracy < -1%'; or what it may not be "
                 "after: 'accuracy after < 80%'; of some tasks: 'accuracy[level=3] < -2%'"
             )
@@ -78,16 +79,16 @@ relative=False, after=False, field='', value='', bound=False)
         name = next((name for name in names if name.replace("/", ".") == metric_text), metric_text.replace(".", "/"))
         metric = find_metric(name)
         if metric is None:
-            raise ValueError(f"gate {text!r}: there is no metric {metric_text!r}; docs/metrics.md lists them")
+            raise UserError(f"gate {text!r}: there is no metric {metric_text!r}; docs/metrics.md lists them")
         percent, after = bool(match["percent"]), bool(match["after"])
         if match["field"] is not None and not match["field"].strip():
-            raise ValueError(f"gate {text!r}: it names no field of tasks, as in 'accuracy[level=3] < -2%'")
+            raise UserError(f"gate {text!r}: it names no field of tasks, as in 'accuracy[level=3] < -2%'")
         if not math.isfinite(float(match["limit"])):
-            raise ValueError(f"gate {metric_text!r}: no number is as large as its limit")
+            raise UserError(f"gate {metric_text!r}: no number is as large as its limit")
         if percent and after and metric.unit:
-            raise ValueError(f"gate {text!r}: {metric_text} is in {metric.unit}, and no share; leave out the %")
+            raise UserError(f"gate {text!r}: {metric_text} is in {metric.unit}, and no share; leave out the %")
         if match["bound"] and metric.unit:
-            raise ValueError(
+            raise UserError(
                 f"gate {text!r}: {metric_text} is in {metric.unit}; a bound is of shares: leave out 'bound'"
             )
         limit = float(match["limit"]) / (100 if percent else 1)
@@ -99,13 +100,13 @@ relative=False, after=False, field='', value='', bound=False)
         """Return the gate's tasks by cohort name. None stands for all tasks.
 
         Raises:
-            ValueError: the tasks have no such field, or no task has the value.
+            UserError: the tasks have no such field, or no task has the value.
         """
         if not self.field:
             return {"": None}
         tasks_by_value = group_tasks_by_field(fields, self.field)
         if self.value != ALL_VALUES and self.value not in tasks_by_value:
-            raise ValueError(
+            raise UserError(
                 f"gate {self.text!r}: no task has {self.field} = {self.value!r}; values: {', '.join(tasks_by_value)}, "
                 f"or {ALL_VALUES} for each of them"
             )
@@ -143,7 +144,7 @@ def check_gates(gates: Sequence[str], before: Mapping[str, Any], after: Mapping[
     one verdict for each value of its field.
 
     Raises:
-        ValueError: a gate is invalid, or no task is in its cohort.
+        UserError: a gate is invalid, or no task is in its cohort.
     """
     before_metrics, after_metrics = group_by_metric(before), group_by_metric(after)
     parsed = [Gate.parse(text, before_metrics.keys() | after_metrics.keys()) for text in gates]
@@ -195,7 +196,7 @@ def _confidence_bound(gate: Gate, before: Mapping[str, Ratio], after: Mapping[st
     """Return the 95 % bound on the side of the gate's limit, over the tasks that both sides have.
 
     Raises:
-        ValueError: the metric is not a share from 0 to 1.
+        UserError: the metric is not a share from 0 to 1.
     """
     tasks = [task for task in before.keys() & after.keys() if before[task].denominator and after[task].denominator]
     shares = [
@@ -203,9 +204,7 @@ def _confidence_bound(gate: Gate, before: Mapping[str, Ratio], after: Mapping[st
         for task in tasks
     ]
     if any(not 0 <= share <= 1 for pair in shares for share in pair):
-        raise ValueError(
-            f"gate {gate.text!r}: {gate.metric} is no share from 0 to 1, which a bound is of; leave it out"
-        )
+        raise UserError(f"gate {gate.text!r}: {gate.metric} is no share from 0 to 1, which a bound is of; leave it out")
     if gate.after:
         attempts = max((math.ceil(after[task].denominator) for task in tasks), default=1)
         share_interval = clustered_interval([after[task] for task in tasks], attempts, Z95_ONE_SIDED)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 from marft.agents.game import Attempt
+from marft.common.errors import UserError
 from marft.common.types import Episode, Task
 from marft.config.interfaces.environment import Split
 from marft.config.run import RunSettings
@@ -42,12 +43,12 @@ class ReplayPoint:
         """Parse a replay point, for example ``20:7@0/actor/0``.
 
         Raises:
-            ValueError: the text does not have the form STEP:EPISODE@ACTION.
+            UserError: the text does not have the form STEP:EPISODE@ACTION.
         """
         source, source_separator, remainder = text.partition(":")
         episode, action_separator, action = remainder.rpartition("@")
         if not (source and source_separator and episode and action_separator and action):
-            raise ValueError(
+            raise UserError(
                 f"--fork-from: {text!r} names no action; give STEP:EPISODE@ACTION, such as 20:7@0/actor/0 "
                 "(marft show and marft view say them)"
             )
@@ -57,13 +58,13 @@ class ReplayPoint:
         """Return an attempt that replays the recorded actions before this point.
 
         Raises:
-            ValueError: the file of episodes, the episode, the action or the task does not exist.
+            UserError: the file of episodes, the episode, the action or the task does not exist.
         """
         episode = find_episode(read_episodes(self._episodes_path(folder)), self.episode)
         action = next((candidate for candidate in episode.actions if candidate.id == self.action), None)
         if action is None:
             available = ", ".join(candidate.id for candidate in episode.actions) or "none"
-            raise ValueError(f"--fork-from: the episode has no action {self.action!r}; there are: {available}")
+            raise UserError(f"--fork-from: the episode has no action {self.action!r}; there are: {available}")
         stream = _original_stream(episode)
         attempt = Attempt(_find_task(run, episode.task.id), stream, episode.sample)
         replay = replace(build_counterfactual(attempt, episode, action), origin=episode.name)
@@ -75,9 +76,7 @@ class ReplayPoint:
         files = {path.stem: path for path in sorted(folder.evaluations.glob("*.parquet"))}
         if self.source not in files:
             available = ", ".join(files) or "none"
-            raise ValueError(
-                f"--fork-from: no evaluation {self.source!r} has recorded episodes; there are: {available}"
-            )
+            raise UserError(f"--fork-from: no evaluation {self.source!r} has recorded episodes; there are: {available}")
         return files[self.source]
 
 
@@ -95,11 +94,11 @@ def _find_task(run: RunSettings, name: str) -> Task:
     """Return the task with its data, which episode files do not record.
 
     Raises:
-        ValueError: no split has a task with this ID.
+        UserError: no split has a task with this ID.
     """
     splits: Sequence[Split] = get_args(Split)
     for split in splits:
         match = next((task for task in read_tasks(run.environment, split) if task.id == name), None)
         if match is not None:
             return match
-    raise ValueError(f"--fork-from: the environment has no task {name!r} any more, in any split")
+    raise UserError(f"--fork-from: the environment has no task {name!r} any more, in any split")

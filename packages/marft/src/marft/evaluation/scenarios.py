@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from marft.common import atomic
+from marft.common.errors import UserError
 from marft.common.texts import join_names
 from marft.common.types import Task
 from marft.config.interfaces.environment import Split
@@ -94,7 +95,7 @@ class ScenarioSet:
         """Return the tasks from the environment of a run.
 
         Raises:
-            ValueError: tasks are missing or differ from the digests; the message names them.
+            UserError: tasks are missing or differ from the digests; the message names them.
         """
         task_by_id = {task.id: task for task in read_tasks(run.environment, self.split)}
         missing = [task for task in self.digests if task not in task_by_id]
@@ -108,7 +109,7 @@ class ScenarioSet:
             problems += (
                 [f"{join_names(different)} {_verb(different)} another task now (prompt or data)"] if different else []
             )
-            raise ValueError(
+            raise UserError(
                 f"scenarios {self.name!r} are not those of environment {run.environment.name!r}, {self.split} split: "
                 f"{'; '.join(problems)}. Bring the environment back to what it was, or freeze a new set: marft "
                 "scenarios"
@@ -126,7 +127,7 @@ def freeze_scenarios(
         by: a field of the tasks; the set is balanced over its values as far as possible. "" keeps the task order.
 
     Raises:
-        ValueError: the tasks have no such field, or the name is invalid.
+        UserError: the tasks have no such field, or the name is invalid.
     """
     check_name(name)
     tasks = [*read_tasks(run.environment, split)]
@@ -139,22 +140,22 @@ def read_scenarios(path: Path) -> ScenarioSet:
     """Read a file of scenarios.
 
     Raises:
-        ValueError: the file is invalid or was changed after it was written.
+        UserError: the file is invalid or was changed after it was written.
     """
     check_name(path.stem)
     try:
         data = _ScenarioFile.model_validate(atomic.read_json(path))
     except ValidationError as error:
-        raise ValueError(f"{path} is no set of scenarios: {first_problem(error)}") from error
+        raise UserError(f"{path} is no set of scenarios: {first_problem(error)}") from error
     except (OSError, ValueError) as error:
-        raise ValueError(f"cannot read the scenarios of {path}: {error}") from error
+        raise UserError(f"cannot read the scenarios of {path}: {error}") from error
     digests = {task.id: task.digest for task in data.tasks}
     if len(digests) < len(data.tasks):
-        raise ValueError(f"{path} names a task twice")
+        raise UserError(f"{path} names a task twice")
     modes = tuple(dict.fromkeys(data.modes))
     scenarios = ScenarioSet(path.stem, data.environment, data.split, data.seed, modes, data.attempts, digests)
     if scenarios.digest != data.digest:
-        raise ValueError(f"{path} was changed since it was written; freeze a new set with:  marft scenarios")
+        raise UserError(f"{path} was changed since it was written; freeze a new set with:  marft scenarios")
     return scenarios
 
 
@@ -162,10 +163,10 @@ def check_name(name: str) -> None:
     """Check a scenario set's name.
 
     Raises:
-        ValueError: the name cannot be part of an evaluation's file name.
+        UserError: the name cannot be part of an evaluation's file name.
     """
     if not NAME_PATTERN.fullmatch(name):
-        raise ValueError(
+        raise UserError(
             f"scenarios cannot be called {name!r}: evaluations bear the file's name, so it is of letters, digits, '_', "
             "'-' and '.'"
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from marft.agents.game import Attempt
 from marft.agents.organizations import Turns
+from marft.common.errors import UserError
 from marft.common.types import Episode, Task
 from marft.common.version import __version__
 from marft.config.helpers import without_helpers
@@ -103,18 +104,18 @@ def evaluate_checkpoints(
         storage: storage of evaluations; None plays everything and saves nothing.
 
     Raises:
-        ValueError: a checkpoint is missing or damaged; the test split is empty; tasks differ from the scenarios.
-        ValueError: messages cannot be shuffled, because the team is a program or passes no messages.
-        ValueError: another process evaluates into the same folder; episodes cannot be saved there.
+        UserError: a checkpoint is missing or damaged; the test split is empty; tasks differ from the scenarios.
+        UserError: messages cannot be shuffled, because the team is a program or passes no messages.
+        UserError: another process evaluates into the same folder; episodes cannot be saved there.
     """
     if plan.shuffled_too and run.team.writes_prompts:
-        raise ValueError("messages cannot be shuffled: the team is a program, which passes them on itself")
+        raise UserError("messages cannot be shuffled: the team is a program, which passes them on itself")
     if (
         plan.shuffled_too
         and isinstance(run.team, Turns)
         and (run.team.visible, run.team.order) == ("none", "simultaneous")
     ):
-        raise ValueError(
+        raise UserError(
             "messages cannot be shuffled: the team passes none on (team.visible = 'none'); what agents say reaches "
             "others through the environment, if at all"
         )
@@ -138,7 +139,7 @@ def evaluate_checkpoints(
             check(digests)
             results = session.read_all(digests, requests, collect_definitions(rollouts.team))
             if results is None and storage_problem:
-                raise ValueError(storage_problem)
+                raise UserError(storage_problem)
             results = results or replace(session, models=digests).run_all(rollouts, requests)
     if session.reused:
         note(f"{len(session.reused)} of {len(results)} evaluations were kept from before; --rerun plays them anew")
@@ -156,7 +157,7 @@ def select_tasks(run: RunSettings, tasks: int, scenarios: ScenarioSet | None) ->
     """Return the first held-out tasks, or those of the scenarios.
 
     Raises:
-        ValueError: the split is empty, or its tasks differ from those of the scenarios.
+        UserError: the split is empty, or its tasks differ from those of the scenarios.
     """
     return [*read_tasks(run.environment, "test")[:tasks]] if scenarios is None else scenarios.load_tasks(run)
 
@@ -343,7 +344,7 @@ def resolve_checkpoints(
     """Return checkpoint paths by canonical name. The path of the base is None.
 
     Raises:
-        ValueError: a checkpoint is missing or damaged.
+        UserError: a checkpoint is missing or damaged.
     """
     paths: dict[str, Path | None] = {}
     names_by_checkpoint: dict[str, list[str]] = {}
@@ -361,12 +362,12 @@ def find_checkpoint(run: RunSettings, folder: RunFolder | None, name: str) -> Pa
     """Return the folder of a checkpoint; None for the untuned base.
 
     Raises:
-        ValueError: the checkpoint is missing or damaged.
+        UserError: the checkpoint is missing or damaged.
     """
     if name == BASE:
         return None
     if folder is None:
-        raise ValueError(f"checkpoint {name!r}: a recipe has none; give the folder of a run")
+        raise UserError(f"checkpoint {name!r}: a recipe has none; give the folder of a run")
     path = CheckpointManager(folder, run.checkpoints).find(name)
     verify(path)
     return path

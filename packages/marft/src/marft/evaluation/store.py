@@ -19,6 +19,7 @@ from typing import Any
 from marft.agents.game import Attempt
 from marft.agents.team import Team
 from marft.common import atomic
+from marft.common.errors import UserError
 from marft.common.types import Episode
 from marft.rollout.runner import RolloutRunner
 from marft.runs import lock
@@ -80,14 +81,14 @@ class EvaluationStore:
         """Return the key in a result file, or None if the file does not exist.
 
         Raises:
-            ValueError: the file does not hold an evaluation.
+            UserError: the file does not hold an evaluation.
         """
         try:
             table = atomic.read_json(path)
         except FileNotFoundError:
             return None
         if not isinstance(table, dict):
-            raise ValueError("it is no evaluation")
+            raise UserError("it is no evaluation")
         return table.get("key")
 
     def prepare(self, overwrite: bool) -> None:
@@ -176,7 +177,7 @@ def lock_folder(folder: Path | None) -> Iterator[str]:
     """Lock a folder against concurrent evaluations and yield the reason why it is not writable, or "".
 
     Raises:
-        ValueError: another process evaluates into the folder.
+        UserError: another process evaluates into the folder.
     """
     if folder is None:
         yield ""
@@ -200,10 +201,10 @@ def load_episodes(path: Path, attempts: Sequence[Attempt]) -> list[Episode]:
     """Read the episodes for given attempts, with full tasks.
 
     Raises:
-        ValueError: the file holds episodes of other attempts.
+        UserError: the file holds episodes of other attempts.
     """
     episodes = read_episodes(path)
     expected = [(attempt.stream, attempt.task.id, attempt.sample) for attempt in attempts]
     if [(episode.stream, episode.task.id, episode.sample) for episode in episodes] != expected:
-        raise ValueError(f"{path} holds other episodes")
+        raise UserError(f"{path} holds other episodes")
     return [replace(episode, task=attempt.task) for episode, attempt in zip(episodes, attempts, strict=True)]

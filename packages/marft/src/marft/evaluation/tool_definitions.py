@@ -13,6 +13,7 @@ from typing import Any
 
 from marft.agents.team import Team
 from marft.common import atomic
+from marft.common.errors import UserError
 from marft.runs.changes import flatten_table
 
 FILE_NAME = "tools.json"  # file of a run with the tool definitions at its start
@@ -75,10 +76,10 @@ def check_tools(before: Mapping[str, Any], after: Mapping[str, Any], names: tupl
     """Check that two saved evaluations used the same tool definitions, if both recorded them.
 
     Raises:
-        ValueError: the definitions differ.
+        UserError: the definitions differ.
     """
     if changes := diff_definitions(before.get("tools"), after.get("tools")):
-        raise ValueError(
+        raise UserError(
             f"{names[0]} and {names[1]} were evaluated with other definitions of tools: {summarize_changes(changes)}. "
             "Evaluate both with the same ones, or compare them as they are:  --other-tools (in Python, "
             "other_tools=True)"
@@ -91,7 +92,7 @@ def describe_changes(folder: Path, definitions: ToolDefinitions) -> str:
     The note is "" if they are the same, or if the run has no file of definitions.
 
     Raises:
-        ValueError: the run's file is damaged.
+        UserError: the run's file is damaged.
     """
     path = folder / FILE_NAME
     try:
@@ -99,7 +100,7 @@ def describe_changes(folder: Path, definitions: ToolDefinitions) -> str:
     except FileNotFoundError:
         return ""
     except (ValueError, AttributeError, TypeError) as error:
-        raise ValueError(f"{path} is damaged ({error}); remove it, and tools are held against nothing") from error
+        raise UserError(f"{path} is damaged ({error}); remove it, and tools are held against nothing") from error
     if not changes:
         return ""
     return f"tools are not what they were when the run began ({path}): {summarize_changes(changes)}"

@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from tokenizers import Tokenizer
 
+from marft.common.errors import UserError
 from marft.common.texts import single_line
 from marft.common.types import Action, Episode
 from marft.config.bundled import resolve_path
@@ -73,10 +74,10 @@ def sort_episodes(episodes: Sequence[Episode], order: Order) -> list[Episode]:
     """Return the episodes in recorded order, by reward (scored ones only), or the unscored ones.
 
     Raises:
-        ValueError: the order is invalid.
+        UserError: the order is invalid.
     """
     if order not in ORDERS:
-        raise ValueError(f"order {order!r} is none of {', '.join(map(repr, ORDERS))}")
+        raise UserError(f"order {order!r} is none of {', '.join(map(repr, ORDERS))}")
     if order == "failed":
         return [episode for episode in episodes if not episode.is_scored]
     if not order:
@@ -89,7 +90,7 @@ def find_episode(episodes: list[Episode], name: str) -> Episode:
     """Return an episode by its index (``"3"``), or by task and sample (``"chain_sum/17#2"``).
 
     Raises:
-        ValueError: no such episode exists.
+        UserError: no such episode exists.
     """
     indices = [str(index) for index in range(len(episodes))]
     if name in indices:
@@ -97,7 +98,7 @@ def find_episode(episodes: list[Episode], name: str) -> Episode:
     matches = [e for e in episodes if name in (f"{e.task.id}#{e.sample}", f"{e.task.id} #{e.sample}")]
     if not matches:
         examples = ", ".join(f"{episode.task.id}#{episode.sample}" for episode in episodes[:4])
-        raise ValueError(f"no episode {name!r}: there are 0 to {len(episodes) - 1}, by task and sample {examples}, …")
+        raise UserError(f"no episode {name!r}: there are 0 to {len(episodes) - 1}, by task and sample {examples}, …")
     return matches[0]
 
 
@@ -120,7 +121,7 @@ def read_task_history(folder: RunFolder, task: str) -> list[tuple[int, Episode]]
         task: ``id`` or ``id#sample``.
 
     Raises:
-        ValueError: no recorded episode is an attempt at the task.
+        UserError: no recorded episode is an attempt at the task.
     """
     folder.find_recorded(0)
     history: list[tuple[int, Episode]] = []
@@ -128,7 +129,7 @@ def read_task_history(folder: RunFolder, task: str) -> list[tuple[int, Episode]]
         history += [(parse_step(path), episode) for episode in select_attempts(read_task_episodes(path, task), task)]
     if not history:
         task_ids = {episode.task.id for episode in read_episodes(folder.find_recorded(0))}
-        raise ValueError(f"no recorded episode is of task {task!r}{did_you_mean(task, task_ids)}")
+        raise UserError(f"no recorded episode is of task {task!r}{did_you_mean(task, task_ids)}")
     return history
 
 

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from marft.agents.chat import Chat, Constraint
 from marft.agents.prompt_messages import tool_call_messages
+from marft.common.errors import UserError
 from marft.common.texts import format_error
 from marft.common.token_data import Grammar
 from marft.common.types import Tool
@@ -49,17 +50,17 @@ class CallFormat:
         """Derive the format from a chat template.
 
         Raises:
-            ValueError: the template cannot render tool calls, or it does not write them as JSON.
+            UserError: the template cannot render tool calls, or it does not write them as JSON.
         """
         try:
             once = _render_calls(format, 1)
         except RENDER_ERRORS as error:
-            raise ValueError(
+            raise UserError(
                 f"its chat template cannot show a call of a tool ({format_error(error)}), so none can be forced"
             ) from error
         spans = list(_find_calls(once))
         if len(spans) != 1:
-            raise ValueError("its chat template does not write calls of tools as JSON, so none can be forced")
+            raise UserError("its chat template does not write calls of tools as JSON, so none can be forced")
         (start, stop) = spans[0]
         between = None
         try:
@@ -76,7 +77,7 @@ class CallFormat:
         """Return the Lark rules for a turn with one tool call, or several if ``parallel``; the start rule is ``calls``.
 
         Raises:
-            ValueError: the parameter schema of a tool is not supported.
+            UserError: the parameter schema of a tool is not supported.
         """
         before, middle, after = (_to_terminals(tokenizer, text) for text in self.call)
         rules = []
@@ -97,7 +98,7 @@ def build_grammar(format: ChatFormat, chat: Chat, constraint: Constraint) -> Gra
     """Return the grammar for the answer to a client's chat.
 
     Raises:
-        ValueError: the model's chat template does not write tool calls as JSON, or a schema is not supported.
+        UserError: the model's chat template does not write tool calls as JSON, or a schema is not supported.
     """
     if constraint.kind == "call":
         tools = [tool for tool in chat.tools if constraint.tool in ("", tool.name)]
@@ -120,7 +121,7 @@ def _render_calls(format: ChatFormat, count: int) -> str:
     if not full_text.startswith(prompt):
         prompt = render_text(format, [PROBE_QUESTION], (PROBE_TOOL,), begin=False) + turn_header(format)
     if not full_text.startswith(prompt):
-        raise ValueError("it shows a turn that calls otherwise than one is asked for")
+        raise UserError("it shows a turn that calls otherwise than one is asked for")
     end = str(format.tokenizer.decode(list(format.stop_ids[:1])))
     return full_text[len(prompt) :].partition(end)[0]
 
@@ -143,11 +144,11 @@ def _split_call(call: str) -> tuple[tuple[str, str, str], bool]:
     """Split one call's JSON around its name and arguments, and return whether the name comes first.
 
     Raises:
-        ValueError: the call does not contain the arguments as a JSON object.
+        UserError: the call does not contain the arguments as a JSON object.
     """
     arguments_match = re.search(r"\{[^{}]*\}", call)
     if call.count(NAME_JSON) != 1 or arguments_match is None or json.loads(arguments_match[0]) != PROBE_ARGUMENTS:
-        raise ValueError(
+        raise UserError(
             "its chat template does not write the arguments of calls as JSON objects, so none can be forced"
         )
     name = call.index(NAME_JSON), call.index(NAME_JSON) + len(NAME_JSON)

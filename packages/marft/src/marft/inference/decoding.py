@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from marft.agents.streaming import Detokenizer
+from marft.common.errors import UserError
 from marft.common.texts import format_error, single_line
 from marft.common.token_data import GrammarMasks
 from marft.common.types import FinishReason, LogProbs, SamplingParams, TokenIds
@@ -291,13 +292,13 @@ class RunningBatch:
         """Validate a row and start its checks and callbacks.
 
         Raises:
-            ValueError: a prompt, temperature, token limit, adapter or grammar is invalid.
+            UserError: a prompt, temperature, token limit, adapter or grammar is invalid.
         """
         vocabulary, sampling = len(self.backbone.head.weight), row.sampling
         if not len(row.prompt) or int(row.prompt.min()) < 0 or int(row.prompt.max()) >= vocabulary:
-            raise ValueError(f"a prompt has at least one id, and ids below {vocabulary} alone")
+            raise UserError(f"a prompt has at least one id, and ids below {vocabulary} alone")
         if not 0 <= sampling.temperature < math.inf or not 1 <= sampling.max_new_tokens <= len(row.uniforms):
-            raise ValueError("the temperature or the number of tokens is none that a row can be sampled with")
+            raise UserError("the temperature or the number of tokens is none that a row can be sampled with")
         self.backbone.check_adapter(row.adapter)
         stop_checker = StopStringChecker(self.make_detokenizer(), sampling.stop) if sampling.stop else None
         grammar = None

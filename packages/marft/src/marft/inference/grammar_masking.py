@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from marft.common.errors import RowFailedError, RunError
+from marft.common.errors import RowFailedError, RunError, UserError
 from marft.common.packages import install_command
 from marft.common.texts import truncate
 from marft.common.token_data import Grammar, GrammarMasks
@@ -61,7 +61,7 @@ class GrammarCompiler:
         """Check a grammar by compiling it.
 
         Raises:
-            ValueError: the grammar cannot be enforced; the message gives the reason.
+            UserError: the grammar cannot be enforced; the message gives the reason.
         """
         self.new_matcher(grammar)
 
@@ -69,7 +69,7 @@ class GrammarCompiler:
         """Return a matcher in its initial state.
 
         Raises:
-            ValueError: the grammar cannot be enforced.
+            UserError: the grammar cannot be enforced.
         """
         compiled = self._compile_cached(grammar)  # compilation may take seconds, so it runs outside the lock
         with self._lock:
@@ -102,22 +102,22 @@ class GrammarCompiler:
                 text = LLMatcher.grammar_from_lark(grammar.text)
             matcher = LLMatcher(self._grammar_tokenizer, text, log_level=0)
             if matcher.is_error():
-                raise ValueError(truncate(" ".join(matcher.get_error().split()), MAX_ERROR_LENGTH))
+                raise UserError(truncate(" ".join(matcher.get_error().split()), MAX_ERROR_LENGTH))
             copy = matcher.deep_copy()
             if not self.next_token_masks([copy]).any() or copy.is_error():
-                raise ValueError("no text has this form")
+                raise UserError("no text has this form")
         return matcher
 
     @cached_property
     def _grammar_tokenizer(self) -> LLTokenizer:
         if self.end_token is None:
-            raise ValueError("its model has no end-of-turn token, which a text that is whole would end with")
+            raise UserError("its model has no end-of-turn token, which a text that is whole would end with")
         if not isinstance(self.tokenizer, PreTrainedTokenizerFast):
-            raise ValueError(f"its tokenizer is a {type(self.tokenizer).__name__}, and no fast one")
+            raise UserError(f"its tokenizer is a {type(self.tokenizer).__name__}, and no fast one")
         try:
             from llguidance.hf import from_tokenizer
         except ImportError:
-            raise ValueError(f"grammars need a package that is not installed: {install_command('grammar')}") from None
+            raise UserError(f"grammars need a package that is not installed: {install_command('grammar')}") from None
         return from_tokenizer(self.tokenizer, eos_token=self.end_token)
 
     @cached_property
@@ -135,7 +135,7 @@ def convert_panics() -> Iterator[None]:
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise ValueError(f"llguidance cannot hold this form: {truncate(str(error), MAX_ERROR_LENGTH)}") from None
+        raise UserError(f"llguidance cannot hold this form: {truncate(str(error), MAX_ERROR_LENGTH)}") from None
 
 
 _compilers: WeakKeyDictionary[PreTrainedTokenizerBase, dict[int | None, GrammarCompiler]] = WeakKeyDictionary()
@@ -204,7 +204,7 @@ class GrammarMasker:
         """Start the grammar state for a new text.
 
         Raises:
-            ValueError: the grammar cannot be enforced.
+            UserError: the grammar cannot be enforced.
         """
         return GrammarState(self.compiler.new_matcher(grammar))
 

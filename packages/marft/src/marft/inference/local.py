@@ -15,7 +15,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from marft.common import seeds
-from marft.common.errors import RowFailedError
+from marft.common.errors import RowFailedError, UserError
 from marft.common.texts import cut_at_stop, format_error, single_line
 from marft.common.types import ActionKey, Choice, Completion, Option, Prompt, SamplingParams, VersionRange
 from marft.config.interfaces.engine import Weights
@@ -108,7 +108,7 @@ class LocalEngine:
         """Sample one action; its random stream depends only on the run's seed and the key.
 
         Raises:
-            ValueError: the engine has no such policy.
+            UserError: the engine has no such policy.
             RowFailedError: this request failed.
         """
         local = self._find_policy(policy)
@@ -122,7 +122,7 @@ class LocalEngine:
             key: determines the order among waiting requests.
 
         Raises:
-            ValueError: the engine has no such policy.
+            UserError: the engine has no such policy.
             RowFailedError: this request failed.
         """
         self._find_policy(policy)
@@ -148,7 +148,7 @@ class LocalEngine:
         """Choose an option; a single forward scores every option.
 
         Raises:
-            ValueError: the engine has no such policy.
+            UserError: the engine has no such policy.
             RowFailedError: this request failed.
         """
         uniform = float(seeds.generator(self.seed, "sample", *key).random(1, np.float32)[0])
@@ -162,10 +162,10 @@ class LocalEngine:
         """Return the policy's sampling setup.
 
         Raises:
-            ValueError: the engine has no such policy.
+            UserError: the engine has no such policy.
         """
         if policy not in self.policies:
-            raise ValueError(f"the engine samples no policy called {policy!r}{did_you_mean(policy, self.policies)}")
+            raise UserError(f"the engine samples no policy called {policy!r}{did_you_mean(policy, self.policies)}")
         return self.policies[policy]
 
     def _notify(self) -> None:

@@ -21,6 +21,7 @@ from marft.agents.prompt_messages import (
     tool_call_messages,
 )
 from marft.agents.streaming import Detokenizer, TextStream
+from marft.common.errors import UserError
 from marft.common.reasoning import DELIMITERS, StopString, ends_in_reasoning, measure_reasoning
 from marft.common.texts import format_error
 from marft.common.token_data import Grammar, common_prefix_length
@@ -115,12 +116,12 @@ class ChatRenderer:
         """Return the ids of a conversation, up to the start of the agent's next turn, [T].
 
         Raises:
-            ValueError: the chat template cannot render the conversation.
+            UserError: the chat template cannot render the conversation.
         """
         try:
             return tokenize_messages(self.formats[policy], messages, tools)
         except RENDER_ERRORS as error:
-            raise ValueError(f"its chat template cannot show the conversation: {format_error(error)}") from error
+            raise UserError(f"its chat template cannot show the conversation: {format_error(error)}") from error
 
     def continue_chat(
         self,
@@ -162,15 +163,15 @@ class ChatRenderer:
         agent's own turn.
 
         Raises:
-            ValueError: the policy is remote, or its template starts with reasoning that the prefix does not close.
+            UserError: the policy is remote, or its template starts with reasoning that the prefix does not close.
         """
         format = self.formats[policy]
         if format.remote:
-            raise ValueError("it is behind an endpoint, which takes whole messages alone")
+            raise UserError("it is behind an endpoint, which takes whole messages alone")
         if starts_with_reasoning(format):
             begins, ends = reasoning_tags(format)
             if ends not in text:
-                raise ValueError(
+                raise UserError(
                     "its chat template begins every turn with a thought, which the text would be part of; end it in "
                     f"the text ({ends}), or turn thoughts off (template_options.enable_thinking = false)"
                 )
@@ -234,13 +235,13 @@ class ChatRenderer:
         """Check for a chat template with support for multi-turn conversations.
 
         Raises:
-            ValueError: the chat template cannot render a conversation with the agent's own turns.
+            UserError: the chat template cannot render a conversation with the agent's own turns.
         """
         try:
             for messages, new in PROBE_CHATS:
                 tokenize_messages(self.formats[policy], [*messages, *new])
         except RENDER_ERRORS as error:
-            raise ValueError(
+            raise UserError(
                 f"its chat template cannot show a conversation ({format_error(error)}); set models.….chat_template to "
                 'a Jinja file that can, or memory = "none"'
             ) from error
@@ -299,11 +300,11 @@ class ChatRenderer:
         If the template changes the text or adds reasoning, the result is the text itself and the end-of-turn token.
 
         Raises:
-            ValueError: the policy's model has no end-of-turn token.
+            UserError: the policy's model has no end-of-turn token.
         """
         format = self.formats[policy]
         if not format.stop_ids:
-            raise ValueError(f"policy {policy!r} has no end-of-turn token, without which options cannot be compared")
+            raise UserError(f"policy {policy!r} has no end-of-turn token, without which options cannot be compared")
         cache = self._options.setdefault(policy, {})
         ids = cache[text] if text in cache else _encode_option(format, text)
         if len(text) <= MAX_OPTION_LENGTH and len(cache) < MAX_CACHED_OPTIONS:
@@ -336,7 +337,7 @@ class ChatRenderer:
         """Parse the tool calls in a sampled turn, in the format of the model's chat template.
 
         Raises:
-            ValueError: the chat template has no tool format.
+            UserError: the chat template has no tool format.
         """
         return self.tool_format(policy).parse_calls(tokens, tools, prefix)
 
@@ -369,7 +370,7 @@ class ChatRenderer:
         Returns :class:`NotExact` if the template changes the conversation so far.
 
         Raises:
-            ValueError: the chat template has no tool format.
+            UserError: the chat template has no tool format.
         """
         format = self.formats[policy]
         if format.remote:  # only for the record: the endpoint receives messages
@@ -391,12 +392,12 @@ class ChatRenderer:
         """Return the grammar for the answer to a client's chat; None without a constraint.
 
         Raises:
-            ValueError: the policy does not support grammars, or this grammar cannot be enforced.
+            UserError: the policy does not support grammars, or this grammar cannot be enforced.
         """
         if chat.constraint is None:
             return None
         if self.formats[policy].grammar_error:
-            raise ValueError(self.formats[policy].grammar_error)
+            raise UserError(self.formats[policy].grammar_error)
         grammar = build_grammar(self.formats[policy], chat, chat.constraint)
         self.check_grammar(policy, grammar, reasoning=False)
         return grammar
@@ -408,13 +409,13 @@ class ChatRenderer:
             reasoning: whether the grammar may cover whole turns that start with reasoning.
 
         Raises:
-            ValueError: the policy cannot enforce the grammar; the message gives the reason.
+            UserError: the policy cannot enforce the grammar; the message gives the reason.
         """
         format = self.formats[policy]
         if format.grammar_error:
-            raise ValueError(format.grammar_error)
+            raise UserError(format.grammar_error)
         if not reasoning and starts_with_reasoning(format):
-            raise ValueError(
+            raise UserError(
                 "its chat template begins every turn with a thought, and an answer of a given form has none; turn that "
                 "off (template_options.enable_thinking = false)"
             )
@@ -424,7 +425,7 @@ class ChatRenderer:
         """Return the tool-call format for a policy's model.
 
         Raises:
-            ValueError: its chat template has no tool format.
+            UserError: its chat template has no tool format.
         """
         if policy not in self._tool_formats:
             self._tool_formats[policy] = ToolFormat.from_format(self.formats[policy])
@@ -434,16 +435,16 @@ class ChatRenderer:
         """Return how many leading tokens from another agent's action can start a turn of ``policy``.
 
         Raises:
-            ValueError: the policy is remote, or the tokenizers differ.
+            UserError: the policy is remote, or the tokenizers differ.
         """
         own_format, source_format = self.formats[policy], self.formats[action.policy]
         if own_format.remote:
-            raise ValueError(
+            raise UserError(
                 f"a turn of policy {policy!r} cannot begin with what {action.agent!r} wrote: it is remote, and "
                 "endpoints take whole messages alone; pass it on as a message (sees=[…])"
             )
         if not self._share_vocabulary(policy, action.policy):
-            raise ValueError(
+            raise UserError(
                 f"a turn of policy {policy!r} cannot begin with what {action.agent!r} wrote: their tokenizers differ; "
                 "pass it on as a message (sees=[…])"
             )

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import TypeVar
 
 from marft.agents.prompt_messages import TruncationPolicy
+from marft.common.errors import UserError
 from marft.common.packages import bundled_plugins
 from marft.common.types import ActionKey, AgentProfile, SamplingParams, TokenIds
 from marft.config.interfaces.engine import Engine
@@ -35,7 +36,7 @@ class InferenceRuntime:
         keep_on_cpu: keep weights in CPU memory, because only a shard of them will move to the device.
 
     Raises:
-        ValueError: a model cannot be loaded, an endpoint's API key is missing, or an agent's ``max_new_tokens`` fills
+        UserError: a model cannot be loaded, an endpoint's API key is missing, or an agent's ``max_new_tokens`` fills
             its model's context.
     """
 
@@ -121,14 +122,14 @@ def _open_engine(
     """Open the engine from the recipe; a plugin engine gets a validating wrapper.
 
     Raises:
-        ValueError: the opened object lacks an engine method.
+        UserError: the opened object lacks an engine method.
     """
     engine = run.engine.open(run, models, policies, thread)
     if run.engine.name in bundled_plugins("engines"):
         return engine
     missing = [name for name in ENGINE_METHODS if not callable(getattr(engine, name, None))]
     if missing:
-        raise ValueError(
+        raise UserError(
             f"engine {run.engine.name!r}: open() returned a {type(engine).__name__}, which has no "
             f"{', no '.join(missing)}"
         )

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import unquote
 
+from marft.common.errors import UserError
 from marft.common.texts import replace_surrogates, truncate
 
 MAX_CHARACTERS = 2**16  # maximum size of a schema; a larger one takes seconds to compile
@@ -22,34 +23,34 @@ def check_schema(schema: Mapping[str, object]) -> None:
     """Check for a JSON schema that a grammar can enforce.
 
     Raises:
-        ValueError: the schema is too large, too deep, not JSON or not self-contained, or it has no finite value.
+        UserError: the schema is too large, too deep, not JSON or not self-contained, or it has no finite value.
     """
     try:
         size = len(json.dumps(schema))
     except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"the schema is no JSON ({type(error).__name__})") from error
+        raise UserError(f"the schema is no JSON ({type(error).__name__})") from error
     if size > MAX_CHARACTERS:
-        raise ValueError(f"the schema has {size} characters, and may have {MAX_CHARACTERS}")
+        raise UserError(f"the schema has {size} characters, and may have {MAX_CHARACTERS}")
     nodes = list(_iter_nodes(schema, MAX_DEPTH))
     for node in nodes:
         reference = node.get("$ref")
         if isinstance(reference, str) and not reference.startswith("#") and "$id" not in schema:
             shown_reference = replace_surrogates(truncate(reference, 100))
-            raise ValueError(f'the "$ref" {shown_reference!r} is not part of the schema: copy what it names to "$defs"')
+            raise UserError(f'the "$ref" {shown_reference!r} is not part of the schema: copy what it names to "$defs"')
     if not _has_finite_value(schema, nodes):
-        raise ValueError('the schema describes itself without an end: a "$ref" leads back to where it stands')
+        raise UserError('the schema describes itself without an end: a "$ref" leads back to where it stands')
 
 
 def _iter_nodes(node: object, max_depth: int) -> Iterator[Mapping[str, object]]:
     """Yield every mapping in a schema, inner mappings first.
 
     Raises:
-        ValueError: the mappings are nested too deep.
+        UserError: the mappings are nested too deep.
     """
     if not isinstance(node, Mapping | list):
         return
     if max_depth == 0:
-        raise ValueError(f"the schema is nested over {MAX_DEPTH} levels deep")
+        raise UserError(f"the schema is nested over {MAX_DEPTH} levels deep")
     for inner in node.values() if isinstance(node, Mapping) else node:
         yield from _iter_nodes(inner, max_depth - 1)
     if isinstance(node, Mapping):

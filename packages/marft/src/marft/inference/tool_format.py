@@ -16,6 +16,7 @@ from jinja2 import TemplateError
 
 from marft.agents.prompt_messages import NO_TOKENS, NotExact, tool_call_messages
 from marft.agents.streaming import text_before
+from marft.common.errors import UserError
 from marft.common.reasoning import THINK_END, THINK_START, StopString, ends_in_reasoning, measure_first_reasoning
 from marft.common.texts import format_error, replace_surrogates
 from marft.common.types import TokenIds, Tool, ToolCall
@@ -180,7 +181,7 @@ class ToolFormat:
         """Derive the format from a model's chat template.
 
         Raises:
-            ValueError: the template has no tool format, or it cannot render tool results.
+            UserError: the template has no tool format, or it cannot render tool results.
         """
         try:
             plain = render_text(format, [PROBE_QUESTION])
@@ -188,9 +189,9 @@ class ToolFormat:
             calls = tool_call_messages("", [PROBE_CALL])
             with_call = render_text(format, [PROBE_QUESTION, *calls], (PROBE_TOOL,), begin=False)
         except RENDER_ERRORS as error:
-            raise ValueError(f"its chat template cannot render tools and their answers ({error}); {HINT}") from error
+            raise UserError(f"its chat template cannot render tools and their answers ({error}); {HINT}") from error
         if plain == with_tools:
-            raise ValueError(f"its chat template has no tool format: it leaves tools out; {HINT}")
+            raise UserError(f"its chat template has no tool format: it leaves tools out; {HINT}")
         syntax = None
         if getattr(format.tokenizer, "response_template", None) is None:
             header_text = turn_header(format)
@@ -241,7 +242,7 @@ class ToolFormat:
             end_id: end-of-turn token already present in the turn. If None, the result starts with one.
 
         Raises:
-            ValueError: the template cannot render tool results.
+            UserError: the template cannot render tool results.
         """
         # only the following text counts
         turn, *answers = tool_call_messages("", [replace(call, arguments="{}") for call in calls])
@@ -252,7 +253,7 @@ class ToolFormat:
         try:
             return encode_appended(self.chat, [PROBE_QUESTION, single_call], answers, (PROBE_TOOL,), end_id)
         except TemplateError as error:
-            raise ValueError(f"its chat template cannot show what tools answered ({error}); {HINT}") from error
+            raise UserError(f"its chat template cannot show what tools answered ({error}); {HINT}") from error
 
     def text_content(self, text: str) -> str:
         """Return the text of a turn without its tool calls. The reasoning may already be removed."""
@@ -319,7 +320,7 @@ def _derive_syntax(rendered: str) -> CallSyntax:
     """Derive the syntax from a rendered turn with the probe call.
 
     Raises:
-        ValueError: the call is not written as JSON.
+        UserError: the call is not written as JSON.
     """
     decoder = json.JSONDecoder()
     for start, character in enumerate(rendered):
@@ -337,4 +338,4 @@ def _derive_syntax(rendered: str) -> CallSyntax:
         arguments = [key for key, value in call.items() if PROBE_ARGUMENT in str(value)]
         if names and arguments:
             return CallSyntax(rendered[:start].strip(), names[0], arguments[0])
-    raise ValueError(f"its chat template does not write calls as JSON, and it has no response_template; {HINT}")
+    raise UserError(f"its chat template does not write calls as JSON, and it has no response_template; {HINT}")

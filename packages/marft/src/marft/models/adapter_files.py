@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from marft.common.errors import UserError
 from marft.common.user_modules import verify_export_folder
 from marft.config.models import MAX_LORA_RANK, LoraSettings, unsupported_targets
 from marft.models.backbone import Backbone
@@ -59,32 +60,32 @@ def read_lora_settings(folder: Path) -> LoraSettings:
     alpha. If the targets are a pattern or ``all-linear``, the result lists the layers with weights in the file.
 
     Raises:
-        ValueError: the folder holds no LoRA adapter, or a kind of adapter that MARFT does not support.
+        UserError: the folder holds no LoRA adapter, or a kind of adapter that MARFT does not support.
     """
     verify_export_folder(folder)
     if not (folder / CONFIG_FILE).is_file():
         missing = f"it has no {CONFIG_FILE}" if folder.is_dir() else f"there is no folder {folder.absolute()}"
-        raise ValueError(
+        raise UserError(
             f"no adapter at {folder}: {missing}. Give a folder that peft or MARFT wrote, such as "
             "runs/name/checkpoints/step_000050/policies/actor"
         )
     try:
         config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"no adapter at {folder}: {error}") from error
+        raise UserError(f"no adapter at {folder}: {error}") from error
     problems = list(_find_problems(config))
     if problems:
-        raise ValueError(
+        raise UserError(
             f"the adapter at {folder} is not plain LoRA: its {CONFIG_FILE} {'; '.join(problems)}. Give one with r, "
             "lora_alpha and a list of target_modules, and nothing else that changes what is computed"
         )
     rank, alpha, targets = config["r"], float(config["lora_alpha"]), config["target_modules"]
     if rank > MAX_LORA_RANK:
-        raise ValueError(f"the adapter at {folder} says r = {rank}, and no layer has so many inputs or outputs")
+        raise UserError(f"the adapter at {folder} says r = {rank}, and no layer has so many inputs or outputs")
     if isinstance(targets, str):
         targets = _adapted_layers(folder)
     if outside := unsupported_targets(targets):
-        raise ValueError(
+        raise UserError(
             f"the adapter at {folder} changes {outside[0]}, an output layer or an embedding: adapters are computed on "
             "linear layers of the decoder alone. Train one with other target_modules, or merge it into the base "
             "(peft: merge_and_unload, save_pretrained) and give that model"
@@ -102,13 +103,13 @@ def read_adapter(backbone: Backbone, policy: str, folder: Path, seed: int = 0) -
     The shapes in the file header are checked against the model's layers before any memory is allocated.
 
     Raises:
-        ValueError: the adapter is missing or damaged, or it does not fit the model.
+        UserError: the adapter is missing or damaged, or it does not fit the model.
     """
     lora = read_lora_settings(folder)
     shapes = dict[str, tuple[int, ...]]()
     for layer, (size_in, size_out) in backbone.target_layers(policy, lora.target_modules).items():
         if lora.rank > max(size_in, size_out):
-            raise ValueError(
+            raise UserError(
                 f"the adapter at {folder} says r = {lora.rank}, and {layer} has {size_in} inputs and {size_out} "
                 f"outputs: its {CONFIG_FILE} is damaged, or of another model"
             )
@@ -123,7 +124,7 @@ def load_adapter(backbone: Backbone, policy: str, folder: Path) -> None:
     """Load a saved adapter into the policy's existing adapter with the same shape.
 
     Raises:
-        ValueError: the file is missing or damaged, or it does not fit.
+        UserError: the file is missing or damaged, or it does not fit.
     """
     halves = _named_halves(backbone.adapters(policy))
     _check_shapes(folder, {name: tuple(half.shape) for name, half in halves.items()})
@@ -151,23 +152,23 @@ def _check_shapes(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> None
     """Check the shapes in an adapter file's header against the layers.
 
     Raises:
-        ValueError: the shapes differ, or the file is missing or damaged.
+        UserError: the shapes differ, or the file is missing or damaged.
     """
     shapes = _read_shapes(folder)
     if full_weights := sorted(name for name in shapes if ".lora_" not in name):
-        raise ValueError(
+        raise UserError(
             f"the adapter at {folder} holds whole weights, {full_weights[0]}, beside its changes, and they would not "
             "be computed: merge it into the base (peft: merge_and_unload, save_pretrained) and give that model"
         )
     if set(shapes) != set(expected):
         missing, extra = sorted(set(expected) - set(shapes)), sorted(set(shapes) - set(expected))
-        raise ValueError(
+        raise UserError(
             f"the adapter at {folder} is for other layers: missing {missing[:2]}, unexpected {extra[:2]}; "
             "set lora.target_modules to the adapter's"
         )
     for name, shape in expected.items():
         if shapes[name] != shape:
-            raise ValueError(
+            raise UserError(
                 f"the adapter at {folder} has shape {shapes[name]} where {shape} is needed; "
                 "set lora.rank to the adapter's"
             )
@@ -180,14 +181,14 @@ def _read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
         with safe_open(folder / WEIGHTS_FILE, framework="pt") as tensors:
             return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"cannot read the adapter at {folder}: {error}") from error
+        raise UserError(f"cannot read the adapter at {folder}: {error}") from error
 
 
 def _load_tensors(folder: Path) -> dict[str, Tensor]:
     try:
         return load_file(folder / WEIGHTS_FILE)
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"cannot read the adapter at {folder}: {error}") from error
+        raise UserError(f"cannot read the adapter at {folder}: {error}") from error
 
 
 def _adapted_layers(folder: Path) -> set[str]:

@@ -23,6 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, PreTrainedConfig
 
+from marft.common.errors import UserError
 from marft.models.devices import AutogradContext, is_on_cpu, to_device
 
 MAX_GROWTH = 1024  # maximum number of tokens added to the capacity at a time
@@ -390,11 +391,11 @@ def attention_forward(
         plan: attention plan of the forward; required.
 
     Raises:
-        ValueError: the layer has its own mask in addition to the standard masks from transformers.
+        UserError: the layer has its own mask in addition to the standard masks from transformers.
     """
     assert plan is not None, "a MARFT backbone is called through Backbone.hidden_states"
     if attention_mask is not None:
-        raise ValueError(f"{type(module).__name__} chooses itself what a token sees; its rows cannot be packed")
+        raise UserError(f"{type(module).__name__} chooses itself what a token sees; its rows cannot be packed")
     q, k, v = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
     scale = scaling if scaling is not None else q.shape[-1] ** -0.5
     layer = module.layer_idx

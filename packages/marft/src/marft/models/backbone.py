@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from marft.common.errors import UserError
 from marft.common.seeds import derive_seed
 from marft.config.settings import did_you_mean
 from marft.models.attention import AttentionPlan, PackedPlan
@@ -52,7 +53,7 @@ class Backbone:
         context: maximum tokens of prompt and action together.
 
     Raises:
-        ValueError: the model has no linear output layer.
+        UserError: the model has no linear output layer.
     """
 
     def __init__(self, model: PreTrainedModel, context: int) -> None:
@@ -72,7 +73,7 @@ class Backbone:
         self._device: torch.device | None = None  # device of a remote backbone
         head = model.get_output_embeddings()
         if not isinstance(head, nn.Linear):
-            raise ValueError(
+            raise UserError(
                 f"models: {type(model).__name__} makes its logits with {type(head).__name__}, not with a linear layer; "
                 "use another model"
             )
@@ -198,7 +199,7 @@ class Backbone:
         """Add a new adapter (B = 0) for ``policy`` to every linear layer with a name that ends in a target.
 
         Raises:
-            ValueError: as :meth:`target_layers`; the model is then unchanged.
+            UserError: as :meth:`target_layers`; the model is then unchanged.
         """
         for name in self.target_layers(policy, targets):
             generator = torch.Generator().manual_seed(derive_seed(seed, "adapter", policy, name))
@@ -208,7 +209,7 @@ class Backbone:
         """Return the linear layers with names that end in a target, with their input and output sizes.
 
         Raises:
-            ValueError: a target matches no linear layer of this model's decoder, or it matches a layer that is computed
+            UserError: a target matches no linear layer of this model's decoder, or it matches a layer that is computed
                 without adapters.
         """
         linear, sizes = list(self._linear_layers()), dict[str, tuple[int, int]]()
@@ -217,7 +218,7 @@ class Backbone:
             names = _match_layers(linear, target)
             computed = [name for name in names if id(self.model.get_submodule(name)) in decoder_modules]
             if not computed or any(self.model.get_submodule(name) is self.head for name in names):
-                raise ValueError(f"policies.{policy}.lora.target_modules: {self._explain_target(target, linear)}")
+                raise UserError(f"policies.{policy}.lora.target_modules: {self._explain_target(target, linear)}")
             for name in names:
                 layer: Any = self.model.get_submodule(name)
                 base: nn.Linear = layer.base if isinstance(layer, MultiLoraLinear) else layer
@@ -253,10 +254,10 @@ class Backbone:
         """Check for an existing adapter. With an unknown name, the base model would compute the rows.
 
         Raises:
-            ValueError: the adapter does not exist.
+            UserError: the adapter does not exist.
         """
         if adapter is not None and not any(layer.adapter(adapter) for layer in self.layers.values()):
-            raise ValueError(f"this model has no adapter called {adapter!r}; None is the base alone")
+            raise UserError(f"this model has no adapter called {adapter!r}; None is the base alone")
 
     def checkpoint_activations(self) -> None:
         """Enable gradient checkpointing: keep only layer boundaries and recompute the rest in the backward pass."""

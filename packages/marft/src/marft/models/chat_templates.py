@@ -23,6 +23,7 @@ from jinja2 import TemplateError, TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import chat_template_utils
 
+from marft.common.errors import UserError
 from marft.common.processes.child_process import ChildProcess, python_command
 from marft.common.texts import format_error, sanitize
 from marft.config.bundled import bundled_models
@@ -56,7 +57,7 @@ class RemoteTemplate:
 
     def __init__(self, source: str) -> None:
         if len(source) > MAX_TEMPLATE_LENGTH:
-            raise ValueError(f"it has {len(source):,} characters; at most {MAX_TEMPLATE_LENGTH:,} are read")
+            raise UserError(f"it has {len(source):,} characters; at most {MAX_TEMPLATE_LENGTH:,} are read")
         self._source = source
         # a template that compiles in time in the worker also parses in time in this process
         _worker_client.request("render", source, None)
@@ -138,7 +139,7 @@ def check_template(tokenizer: PreTrainedTokenizerBase, options: dict[str, Any], 
     """Render test chats to check a chat template. Only the first must succeed, because system messages are optional.
 
     Raises:
-        ValueError: the template times out, fails, or leaves out the user's text.
+        UserError: the template times out, fails, or leaves out the user's text.
     """
     for number, (generation_prompt, chat) in enumerate(itertools.product((True, False), TEST_CHATS)):
         try:
@@ -146,15 +147,15 @@ def check_template(tokenizer: PreTrainedTokenizerBase, options: dict[str, Any], 
                 chat, tokenize=False, add_generation_prompt=generation_prompt, **options
             )
         except TooSlowError:
-            raise ValueError(
+            raise UserError(
                 f"{label} was still rendering after {TIMEOUT_SECONDS:g} s: it loops, or computes too much; {HINT}"
             ) from None
         except Exception as error:
             if number == 0:
-                raise ValueError(f"{label} cannot render a message: {sanitize(format_error(error))}; {HINT}") from error
+                raise UserError(f"{label} cannot render a message: {sanitize(format_error(error))}; {HINT}") from error
             continue
         if number == 0 and TEST_MESSAGE not in str(text):
-            raise ValueError(f"{label} does not show what a user says; {HINT}")
+            raise UserError(f"{label} does not show what a user says; {HINT}")
 
 
 @cache

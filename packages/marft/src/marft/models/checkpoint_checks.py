@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from marft.common.atomic import read_json
+from marft.common.errors import UserError
 
 INDEX_FILE = "model.safetensors.index.json"
 DTYPE_BITS = {"BOOL": 1, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64}
@@ -49,38 +50,38 @@ def check_no_pickle(folder: Path, label: str) -> None:
     """Check for weights in a data-only format.
 
     Raises:
-        ValueError: the folder has only pickled weights, or it contains an irregular file, on which a read could block
+        UserError: the folder has only pickled weights, or it contains an irregular file, on which a read could block
             forever.
     """
     entries = sorted(folder.glob("*"))
     if odd := [path.name for path in entries if path.exists() and not path.is_file() and not path.is_dir()]:
-        raise ValueError(
+        raise UserError(
             f"{label} has {odd[0]}, a pipe, a device or a socket, and only regular files are read; remove it"
         )
     pickle_files = [path.name for path in entries if path.suffix in PICKLE_SUFFIXES]
     if pickle_files and not any(folder.glob("*.safetensors")):
-        raise ValueError(f"{label} has {pickle_files[0]} and no *.safetensors: {CONVERT_HINT}")
+        raise UserError(f"{label} has {pickle_files[0]} and no *.safetensors: {CONVERT_HINT}")
 
 
 def check_config_sizes(config: object, label: str) -> None:
     """Check the sizes in a configuration, for a clear error instead of a division by zero.
 
     Raises:
-        ValueError: a size is below 1, or the text configuration is not a model configuration.
+        UserError: a size is below 1, or the text configuration is not a model configuration.
     """
     if not hasattr(config, "to_dict"):
-        raise ValueError(f"{label}: text_config in its config.json is no configuration of a model; {DOWNLOAD_AGAIN}")
+        raise UserError(f"{label}: text_config in its config.json is no configuration of a model; {DOWNLOAD_AGAIN}")
     for name in SIZE_KEYS:
         size = getattr(config, name, None)
         if isinstance(size, int) and size < 1:
-            raise ValueError(f"{label}: its config.json says {name} = {size}; {DOWNLOAD_AGAIN}")
+            raise UserError(f"{label}: its config.json says {name} = {size}; {DOWNLOAD_AGAIN}")
 
 
 def check_size_limits(folder: Path, label: str) -> None:
     """Check a folder's config.json for implausibly large sizes, before transformers builds a list of its layers.
 
     Raises:
-        ValueError: a size exceeds its limit.
+        UserError: a size exceeds its limit.
     """
     try:
         tables = [read_json(folder / "config.json")]
@@ -92,7 +93,7 @@ def check_size_limits(folder: Path, label: str) -> None:
                 tables.append(size)
             elif isinstance(size, int | float) and size > MAX_SIZES.get(name, math.inf):
                 limit = MAX_SIZES[name]
-                raise ValueError(
+                raise UserError(
                     f"{label}: its config.json says {name} = {size}, and {limit} is the most; {DOWNLOAD_AGAIN}"
                 )
 
@@ -101,14 +102,14 @@ def check_layer_count(config: PreTrainedConfig, folder: Path, label: str) -> Non
     """Compare a configuration's number of layers with the tensor names in a folder.
 
     Raises:
-        ValueError: the files contain fewer layers.
+        UserError: the files contain fewer layers.
     """
     files = _weight_files(folder)
     names = [name for file in files for name in _read_header(file)]
     numbers = {matches[0] for name in names if (matches := re.findall(r"(?<=\.)\d+(?=\.)", name))}
     layers = config.num_hidden_layers
     if names and isinstance(layers, int) and layers > len(numbers):
-        raise ValueError(
+        raise UserError(
             f"{label}: its config.json says num_hidden_layers = {layers}, and "
             f"{_list_names([file.name for file in files])} has weights of {len(numbers)}; {DIFFERENT_MODEL}"
         )
@@ -124,13 +125,13 @@ def check_tensor_shapes(
         key_mapping: patterns for names in the files, with their replacements in the model.
 
     Raises:
-        ValueError: the configuration asks for a larger tensor than the files contain, too many weights in total, or a
+        UserError: the configuration asks for a larger tensor than the files contain, too many weights in total, or a
             too large buffer.
     """
     expected, files = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}, _weight_files(folder)
     for name, buffer in model.named_buffers():
         if buffer.numel() > MAX_BUFFER_SIZE:
-            raise ValueError(
+            raise UserError(
                 f"{label}: config.json asks for {name} of shape {_format_shape(config, buffer.shape)}; {DOWNLOAD_AGAIN}"
             )
     file_weights = 0
@@ -140,13 +141,13 @@ def check_tensor_shapes(
             size = math.prod(shape)
             file_weights += size * DTYPE_BITS.get(kind, 1)
             if kind not in INTEGER_DTYPES and model_name in expected and math.prod(expected[model_name]) > size:
-                raise ValueError(
+                raise UserError(
                     f"{label}: {file.name}: {name} has shape {shape} where config.json asks for "
                     f"{_format_shape(config, expected[model_name], shape)}; {DIFFERENT_MODEL}"
                 )
     model_weights = sum(tensor.numel() for tensor in model.parameters())
     if file_weights and model_weights > MAX_SIZE_RATIO * file_weights:
-        raise ValueError(
+        raise UserError(
             f"{label}: its config.json asks for {model_weights} weights, of which the largest are "
             f"{_format_shape(config, max(expected.values(), key=math.prod))}, and "
             f"{_list_names([file.name for file in files])} holds {file_weights} at most; {DIFFERENT_MODEL}"
@@ -187,7 +188,7 @@ def check_weight_index(folder: Path, label: str) -> None:
     would use the last file.
 
     Raises:
-        ValueError: the index is unreadable, it names files outside the folder, or two files contain the same tensor.
+        UserError: the index is unreadable, it names files outside the folder, or two files contain the same tensor.
     """
     if (folder / "model.safetensors").is_file() or not (folder / INDEX_FILE).exists():
         return
@@ -195,19 +196,19 @@ def check_weight_index(folder: Path, label: str) -> None:
         weight_map = read_json(folder / INDEX_FILE)["weight_map"]
         files = sorted(set(weight_map.values()))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ValueError(
+        raise UserError(
             f"{label}: {INDEX_FILE} does not say which file holds which weights; {DOWNLOAD_AGAIN}"
         ) from error
     for name in files:
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise ValueError(
+            raise UserError(
                 f"{label}: {INDEX_FILE} names {name!r}, which is no *.safetensors in the folder; {DOWNLOAD_AGAIN}"
             )
     file_by_tensor: dict[str, str] = {}
     for name in files:
         for tensor in _read_header(folder / name):
             if tensor in file_by_tensor:
-                raise ValueError(f"{label}: {file_by_tensor[tensor]} and {name} both hold {tensor}; {DOWNLOAD_AGAIN}")
+                raise UserError(f"{label}: {file_by_tensor[tensor]} and {name} both hold {tensor}; {DOWNLOAD_AGAIN}")
             file_by_tensor[tensor] = name
 
 
@@ -215,7 +216,7 @@ def check_not_quantized(folder: Path, label: str) -> None:
     """Check for unquantized weights in a checkpoint without a quantization configuration.
 
     Raises:
-        ValueError: some weights are integers.
+        UserError: some weights are integers.
     """
     for file in sorted(folder.glob("model*.safetensors")):
         header = _read_header(file)
@@ -223,7 +224,7 @@ def check_not_quantized(folder: Path, label: str) -> None:
             name for name, (kind, _) in header.items() if kind in INTEGER_DTYPES and name.endswith(".weight")
         ]
         if integer_weights:
-            raise ValueError(
+            raise UserError(
                 f"{label} holds whole numbers as {_list_names(integer_weights)}: its weights are quantised, and its "
                 "config.json does not say how; take the checkpoint that it was made from"
             )
@@ -249,23 +250,23 @@ def check_complete(model: nn.Module, loading_info: Mapping[str, Any], label: str
         loading_info: loading information from transformers.
 
     Raises:
-        ValueError: weights are missing, have other shapes, or belong to a layer that does not use them.
+        UserError: weights are missing, have other shapes, or belong to a layer that does not use them.
     """
     if loading_info["missing_keys"]:
-        raise ValueError(
+        raise UserError(
             f"{label} lacks {_list_names(loading_info['missing_keys'])}: they would stay random. The download is "
             "incomplete, or these are the weights of something else than a causal language model; get the whole "
             "checkpoint"
         )
     if loading_info["mismatched_keys"]:
         name, actual, expected = sorted(loading_info["mismatched_keys"])[0]
-        raise ValueError(
+        raise UserError(
             f"{label}: {name} has shape {tuple(actual)} where config.json asks for {tuple(expected)}; {DIFFERENT_MODEL}"
         )
     modules = dict(model.named_modules())
     unused = [key for key in loading_info["unexpected_keys"] if key.rpartition(".")[0] in modules and "." in key]
     if unused:
-        raise ValueError(
+        raise UserError(
             f"{label} holds {_list_names(unused)}, which {type(model).__name__} does not compute: its config.json is "
             "of another model, or its weights are quantised or adapted in a way that this project does not read"
         )
@@ -276,14 +277,14 @@ def check_finite(tensors: Mapping[str, Tensor], label: str) -> None:
     """Check for finite weights.
 
     Raises:
-        ValueError: a weight contains NaN or infinity.
+        UserError: a weight contains NaN or infinity.
     """
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or not tensor.numel():
             continue
         low, high = tensor.aminmax()  # propagates NaN to both results; reads the tensor once without a copy
         if not (torch.isfinite(low) & torch.isfinite(high)):
-            raise ValueError(
+            raise UserError(
                 f"{label}: {name} holds NaN or infinities; the file is damaged, or what was saved had broken down. "
                 "Take an earlier checkpoint, or get the model again"
             )

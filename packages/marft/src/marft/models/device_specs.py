@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
+from marft.common.errors import UserError
 from marft.config.models import ModelSettings
 from marft.config.settings import did_you_mean
 from marft.models.model_sizes import ModelSizes
@@ -80,11 +81,11 @@ def find_device_spec(name: str) -> DeviceSpec:
     """Return the specification of a device by name. For "cpu", the memory is this machine's.
 
     Raises:
-        ValueError: no device has this name.
+        UserError: no device has this name.
     """
     spec = DEVICE_SPECS.get(name.casefold())
     if spec is None:
-        raise ValueError(f"--gpu: no card is called {name!r}{did_you_mean(name, DEVICE_SPECS)}")
+        raise UserError(f"--gpu: no card is called {name!r}{did_you_mean(name, DEVICE_SPECS)}")
     if spec.is_cpu:
         return replace(spec, memory=float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
     return spec

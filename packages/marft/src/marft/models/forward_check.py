@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from marft.common.errors import UserError
 from marft.common.types import TokenIds
 from marft.models import attention
 from marft.models.backbone import Backbone
@@ -50,7 +51,7 @@ def select_forward(backbone: Backbone, label: str) -> None:
         label: the model's name in errors.
 
     Raises:
-        ValueError: no mode gives the same results.
+        UserError: no mode gives the same results.
     """
     native_logits = None
     while not backbone.native:
@@ -132,11 +133,11 @@ def _check_row_independence(backbone: Backbone, label: str) -> None:
     """Check a model's own forward for equal results in a batch, in decoding and with separate rows.
 
     Raises:
-        ValueError: the results differ.
+        UserError: the results differ.
     """
     name = type(backbone.model).__name__
     if not _same_architecture(backbone):
-        raise ValueError(
+        raise UserError(
             f"{label}: the logits or states of {name} are made in a way that is not known here; {OTHER_MODEL_HINT}"
         )
     rows = _model_rows(backbone)
@@ -144,7 +145,7 @@ def _check_row_independence(backbone: Backbone, label: str) -> None:
     try:
         packed, decoded = _packed_logits(backbone, rows), _decoded_logits(backbone, rows)
     except CALL_ERRORS as error:
-        raise ValueError(
+        raise UserError(
             f"{label}: {name} cannot be run row by row with a cache ({error}); {OTHER_MODEL_HINT}"
         ) from error
     last = torch.tensor(MODEL_LENGTHS).cumsum(0) - 1
@@ -154,7 +155,7 @@ def _check_row_independence(backbone: Backbone, label: str) -> None:
     for logits, expected, case in ((packed, native_logits, "in a batch"), (decoded, native_logits[last], "decoded")):
         mean_error = float(_log_prob_errors(logits, expected).mean())
         if not mean_error < tolerance:
-            raise ValueError(
+            raise UserError(
                 f"{label}: log-probs of {name} are others {case} than transformers' own of a row alone, by "
                 f"{mean_error:.2g} nats a token; {OTHER_MODEL_HINT}"
             )

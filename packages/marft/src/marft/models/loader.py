@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.quantization_config import FineGrainedFP8Config, Mxfp4Config
 
+from marft.common.errors import UserError
 from marft.common.texts import sanitize
 from marft.config.bundled import resolve_path
 from marft.config.models import ModelSettings
@@ -55,7 +56,7 @@ def pick_device(name: str) -> torch.device:
     """Return the device with this name; ``"auto"`` is the GPU, or the CPU without a GPU.
 
     Raises:
-        ValueError: the device does not exist here.
+        UserError: the device does not exist here.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -65,7 +66,7 @@ def pick_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         reason = "torch knows no such device" if str(error).startswith("Expected one of") else first_line(error)
         gpu = "'cuda' for an NVIDIA GPU, " if name.casefold().startswith(("gpu", "nvidia")) else ""
-        raise ValueError(f"device: cannot use {name!r} here ({reason}); use {gpu}'cpu' or 'auto'") from error
+        raise UserError(f"device: cannot use {name!r} here ({reason}); use {gpu}'cpu' or 'auto'") from error
     return device
 
 
@@ -96,7 +97,7 @@ def load_backbone(
         skip_forward_check: whether another process selects the forward mode and sends it.
 
     Raises:
-        ValueError: the model does not exist, is unreadable, or has a computation that MARFT does not support.
+        UserError: the model does not exist, is unreadable, or has a computation that MARFT does not support.
     """
     attention.register_attention()
     config, label = load_config(settings), f"models: {settings.path!r}"
@@ -125,7 +126,7 @@ def load_backbone(
             output_loading_info=True,
         )
     except Exception as error:
-        raise ValueError(f"models: cannot load {settings.path!r}: {describe_cause(error)}. {MODEL_HINT}") from error
+        raise UserError(f"models: cannot load {settings.path!r}: {describe_cause(error)}. {MODEL_HINT}") from error
     model, loading_info = loaded
     assert isinstance(model, PreTrainedModel)
     if quantization is not None:
@@ -152,7 +153,7 @@ def build_meta_backbone(settings: ModelSettings, device: torch.device, dtype: to
     """Build a base model for weights in other processes: names, shapes and types, without values.
 
     Raises:
-        ValueError: its configuration cannot be read.
+        UserError: its configuration cannot be read.
     """
     attention.register_attention()
     config = load_config(settings)
@@ -169,7 +170,7 @@ def _build_meta_model(config: PreTrainedConfig, dtype: torch.dtype, label: str) 
     """Build the configured model without memory, on the device "meta".
 
     Raises:
-        ValueError: the model cannot be built.
+        UserError: the model cannot be built.
     """
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):  # keeps the run's random state unchanged
@@ -177,7 +178,7 @@ def _build_meta_model(config: PreTrainedConfig, dtype: torch.dtype, label: str) 
                 config, dtype=dtype, attn_implementation=attention.attention_implementation(config)
             )
     except Exception as error:
-        raise ValueError(f"{label}: cannot make what its config.json asks for: {describe_cause(error)}") from error
+        raise UserError(f"{label}: cannot make what its config.json asks for: {describe_cause(error)}") from error
     return model
 
 
@@ -186,7 +187,7 @@ def load_weights(backbone: Backbone, folder: Path) -> None:
     """Load full model weights from a folder written by ``save_pretrained``, with any names and file splits.
 
     Raises:
-        ValueError: the weights are damaged, or belong to another model.
+        UserError: the weights are damaged, or belong to another model.
     """
     model, label = backbone.model, f"the weights at {folder}"
     dtype = torch.float32 if backbone.master_weights else backbone.head.weight.dtype
@@ -200,14 +201,14 @@ def load_weights(backbone: Backbone, folder: Path) -> None:
             output_loading_info=True,
         )
     except Exception as error:
-        raise ValueError(f"cannot read {label}: {describe_cause(error)}") from error
+        raise UserError(f"cannot read {label}: {describe_cause(error)}") from error
     loaded_model, loading_info = loaded
     mismatches = {
         kind: sorted(map(str, loading_info[f"{kind}_keys"]))[:2] for kind in ("missing", "unexpected", "mismatched")
     }
     if any(mismatches.values()):
         problems = ", ".join(f"{kind} {names}" for kind, names in mismatches.items() if names)
-        raise ValueError(f"{label} do not fit: they are of another model ({problems})")
+        raise UserError(f"{label} do not fit: they are of another model ({problems})")
     check_finite(loaded_model.state_dict(), label)
     backbone.load_weights(loaded_model.state_dict())
 
@@ -230,18 +231,18 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, backbone: Backbone, nam
     """Check for an embedding row for every token of the tokenizer.
 
     Raises:
-        ValueError: the tokenizer belongs to another model.
+        UserError: the tokenizer belongs to another model.
     """
     # added tokens may exceed the model's vocabulary
     rows, added = backbone.head.weight.shape[0], tokenizer.added_tokens_encoder
     if tokenizer.vocab_size > rows:
-        raise ValueError(
+        raise UserError(
             f"models.{name}: its tokenizer has {tokenizer.vocab_size} tokens and its model knows {rows}; they are not "
             "of the same model"
         )
     ids = {id: token for token, id in tokenizer.get_vocab().items() if token not in added}
     if (last := max(ids, default=0)) >= rows:
-        raise ValueError(
+        raise UserError(
             f"models.{name}: its tokenizer.json gives {sanitize(ids[last][:MAX_SHOWN_LENGTH])!r} the id {last}, and "
             f"its model knows {rows} tokens; they are not of the same model, or the file was changed: get the model "
             "again"
@@ -255,7 +256,7 @@ def dequantization_config(config: PreTrainedConfig, label: str) -> FineGrainedFP
         label: the model's name in errors.
 
     Raises:
-        ValueError: the quantization method is unsupported, or its configuration is invalid.
+        UserError: the quantization method is unsupported, or its configuration is invalid.
     """
     quantization_config: Any = getattr(config, "quantization_config", None)
     if quantization_config is None:
@@ -274,8 +275,8 @@ def dequantization_config(config: PreTrainedConfig, label: str) -> FineGrainedFP
             options = {key: table[key] for key in ("activation_scheme", "weight_block_size") if key in table}
             return FineGrainedFP8Config(modules_to_not_convert=skip_modules, dequantize=True, **options)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{label}: its quantization_config cannot be read ({error}): {HINT}") from error
-    raise ValueError(f"{label} is quantised ({method or 'in an unknown way'}), which is not read here: {HINT}")
+        raise UserError(f"{label}: its quantization_config cannot be read ({error}): {HINT}") from error
+    raise UserError(f"{label} is quantised ({method or 'in an unknown way'}), which is not read here: {HINT}")
 
 
 def convert_dtype(model: PreTrainedModel, dtype: torch.dtype) -> None:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from marft.common.errors import UserError
 from marft.models.devices import to_device
 
 PARTIAL_BATCH_ERROR = (
@@ -117,12 +118,12 @@ class MultiLoraLinear(nn.Module):
         """Apply the layer with the routed adapters.
 
         Raises:
-            ValueError: the layer gets only a part of the batch's tokens, as an expert does.
+            UserError: the layer gets only a part of the batch's tokens, as an expert does.
         """
         if x.dim() != 3 or len(x) != 1:
             return self.forward(x.reshape(1, -1, x.shape[-1])).view(*x.shape[:-1], -1)
         if self.routing.num_tokens not in (0, x.shape[1]):
-            raise ValueError(PARTIAL_BATCH_ERROR.format(x.shape[1], self.routing.num_tokens))
+            raise UserError(PARTIAL_BATCH_ERROR.format(x.shape[1], self.routing.num_tokens))
         out: Tensor = self.base(x)
         if self.routing.row_policies is not None:
             return self._add_by_row(x, out, self.routing.row_policies)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from marft.common.atomic import read_text
+from marft.common.errors import UserError
 from marft.config.bundled import bundled_models
 from marft.config.models import ModelSettings
 
@@ -111,12 +112,12 @@ class ModelSizes:
             half: count only ``B``.
 
         Raises:
-            ValueError: a target matches no linear layer.
+            UserError: a target matches no linear layer.
         """
         sizes = self.linear_layers()
         unknown = [target for target in targets if target.rpartition(".")[2] not in sizes]
         if unknown:
-            raise ValueError(
+            raise UserError(
                 f"lora.target_modules: no linear layer is called {unknown[0]!r}; there are {', '.join(sizes)}"
             )
         return self.layers * sum(rank * sum(sizes[target.rpartition(".")[2]][half:]) for target in targets)
@@ -130,12 +131,12 @@ def parse_sizes(table: Mapping[str, Any], source: str) -> ModelSizes:
     """Parse the model sizes in a ``config.json``.
 
     Raises:
-        ValueError: the model is not a dense decoder of the Llama family, or the configuration is incomplete.
+        UserError: the model is not a dense decoder of the Llama family, or the configuration is incomplete.
     """
     table = table.get("text_config", table)
     kind = table.get("model_type")
     if kind not in SUPPORTED_TYPES:
-        raise ValueError(
+        raise UserError(
             f"{source}: sizes are known of {', '.join(SUPPORTED_TYPES)}, not of {kind!r}; --model-config takes the "
             "config.json of a model of about that size in their place"
         )
@@ -158,7 +159,7 @@ def parse_sizes(table: Mapping[str, Any], source: str) -> ModelSizes:
             max_context=int(table.get("max_position_embeddings") or 0),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{source}: {error} is missing or no number; it is no whole config.json") from error
+        raise UserError(f"{source}: {error} is missing or no number; it is no whole config.json") from error
 
 
 # common models: sizes from their Hugging Face configurations, if no config.json is on disk
@@ -234,12 +235,12 @@ def find_sizes(name: str, model: ModelSettings, config_path: Path | None = None)
         config_path: path of a ``config.json``, or of its folder, to use instead of the model's own.
 
     Raises:
-        ValueError: the sizes are unknown, or a configuration is unreadable.
+        UserError: the sizes are unknown, or a configuration is unreadable.
     """
     if config_path is not None:
         file = config_path / CONFIG_FILE if config_path.is_dir() else config_path
         if not file.exists():
-            raise ValueError(f"--model-config: there is no {file}; give a model's config.json, or the folder it is in")
+            raise UserError(f"--model-config: there is no {file}; give a model's config.json, or the folder it is in")
         return _read_sizes(file, "--model-config")
     folder = bundled_models().get(model.path, Path(model.path))
     if (folder / CONFIG_FILE).is_file():
@@ -249,7 +250,7 @@ def find_sizes(name: str, model: ModelSettings, config_path: Path | None = None)
         return _read_sizes(cached, f"models.{name}.path {model.path!r}")
     sizes = find_common_sizes(model.path)
     if sizes is None:
-        raise ValueError(
+        raise UserError(
             f"models.{name}.path: the sizes of {model.path!r} are not known here: it is no folder, not in the hub's "
             f"cache, and none of {', '.join(COMMON_MODELS)}; give its config.json:  --model-config FILE"
         )
@@ -271,11 +272,11 @@ def _read_sizes(path: Path, source: str) -> ModelSizes:
     try:
         table = json.loads(read_text(path))
     except OSError as error:
-        raise ValueError(f"{source}: cannot read {path}: {error.strerror}; give one that can be read") from error
+        raise UserError(f"{source}: cannot read {path}: {error.strerror}; give one that can be read") from error
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{source}: cannot read {path}: {error}; give a model's config.json") from error
+        raise UserError(f"{source}: cannot read {path}: {error}; give a model's config.json") from error
     if not isinstance(table, dict):
-        raise ValueError(f"{source}: {path} holds no table; give a model's config.json")
+        raise UserError(f"{source}: {path} holds no table; give a model's config.json")
     return parse_sizes(table, source)
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from marft.common.errors import UserError
 from marft.models.attention import padded_length
 from marft.models.devices import to_device
 from marft.models.lora import Routing
@@ -68,7 +69,7 @@ class NativeDecodeCache:
         """Prefill rows into slots; return their hidden states, [N, D].
 
         Raises:
-            ValueError: the model has no cache.
+            UserError: the model has no cache.
         """
         self._free_slots({slot for row_slots in slots for slot in row_slots})
         texts, policies = rows.ids.split(rows.lengths), rows.policies()
@@ -81,7 +82,7 @@ class NativeDecodeCache:
             out = _run_decoder(self.decoder, self.routing, batch, [policy] * len(members), use_cache=True)
             name = next((name for name in CACHE_NAMES if getattr(out, name, None) is not None), "")
             if not name:
-                raise ValueError(f"{type(self.decoder).__name__} keeps no cache of its own")
+                raise UserError(f"{type(self.decoder).__name__} keeps no cache of its own")
             cache_indices = [position for position, index in enumerate(members) for _ in slots[index]]
             cache = getattr(out, name)
             cache.reorder_cache(to_device(np.array(cache_indices), batch.device))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from marft.common.errors import UserError
 from marft.config.bundled import resolve_path
 from marft.config.models import LoraSettings, ModelSettings, PolicySettings, is_later_version, local_model
 from marft.config.run import RunSettings
@@ -96,7 +97,7 @@ class PolicyRegistry:
             :meth:`set_forward_modes`.
 
     Raises:
-        ValueError: a model, tokenizer or adapter cannot be loaded.
+        UserError: a model, tokenizer or adapter cannot be loaded.
     """
 
     @with_load_lock
@@ -210,13 +211,13 @@ class PolicyRegistry:
             mesh_of: returns the ranks that train on a base model; None if this rank does not.
 
         Raises:
-            ValueError: the number of forwards for a model differs between ranks, which would block collectives forever.
+            UserError: the number of forwards for a model differs between ranks, which would block collectives forever.
         """
         from marft.models.sharding import shard_backbone  # not needed by single-process runs
 
         for name, base in self.base_models.items():
             if base.native:
-                raise ValueError(
+                raise UserError(
                     f"training.shard: models.{name} runs on transformers' own forward, in as many passes as its rows "
                     "have lengths, and cannot lie in parts; set shard = false"
                 )
@@ -271,7 +272,7 @@ class PolicyRegistry:
         """Load a policy saved by :meth:`save_policy`.
 
         Raises:
-            ValueError: the files are damaged or do not fit.
+            UserError: the files are damaged or do not fit.
         """
         policy = self.policies[name]
         if policy.adapter is None:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
+from marft.common.errors import UserError
 from marft.models.dtensors import full_tensor, local_shard, shard_like
 from marft.models.fused_decoder import fused_layer
 
@@ -177,12 +178,10 @@ def shard_backbone(backbone: Backbone, mesh: DeviceMesh) -> None:
     """Shard a backbone's weights over a mesh.
 
     Raises:
-        ValueError: the installed torch is too old.
+        UserError: the installed torch is too old.
     """
     if not hasattr(FSDPModule, "reset_iter_state"):
-        raise ValueError(
-            f"training.shard needs torch 2.13 or newer, and here is {torch.__version__}; set shard = false"
-        )
+        raise UserError(f"training.shard needs torch 2.13 or newer, and here is {torch.__version__}; set shard = false")
     assert backbone.shards is None
     assert backbone.master_weights is None, "masters of parts are parts"
     backbone.shards = Shards(backbone, mesh)

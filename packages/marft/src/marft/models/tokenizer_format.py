@@ -15,6 +15,7 @@ from typing import Any
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from marft.common.atomic import read_text
+from marft.common.errors import UserError
 from marft.common.packages import missing_extra
 from marft.common.texts import sanitize
 from marft.common.user_modules import verify_export_folder
@@ -89,7 +90,7 @@ def load_formats(run: RunSettings) -> dict[str, TokenizerFormat]:
     """Load the tokenizers for a run's local models, by model name.
 
     Raises:
-        ValueError: a tokenizer cannot be loaded.
+        UserError: a tokenizer cannot be loaded.
     """
     return {name: load_format(model) for name, model in run.models.items() if model.endpoint is None}
 
@@ -99,7 +100,7 @@ def load_format(settings: ModelSettings) -> TokenizerFormat:
     """Load a model's tokenizer, context length and stop ids. No weights are read.
 
     Raises:
-        ValueError: the model does not exist, or its tokenizer, chat template or context is invalid.
+        UserError: the model does not exist, or its tokenizer, chat template or context is invalid.
     """
     config = load_config(settings)
     tokenizer = load_tokenizer(settings)
@@ -110,7 +111,7 @@ def load_format(settings: ModelSettings) -> TokenizerFormat:
     try:
         ends = find_stop_ids(tokenizer, settings.template_options, declared, text.vocab_size)
     except TypeError as error:
-        raise ValueError(
+        raise UserError(
             f"models: {settings.path!r}: eos_token_id in its generation_config.json is no token id, nor a list of them "
             f"({error}); correct it, or remove it"
         ) from error
@@ -122,14 +123,14 @@ def load_config(settings: ModelSettings) -> PretrainedConfig:
     """Load a model's configuration.
 
     Raises:
-        ValueError: the model does not exist, contains code or pickled weights, or is an adapter.
+        UserError: the model does not exist, contains code or pickled weights, or is an adapter.
     """
     path, label = resolve_path(settings.path), f"models: {settings.path!r}"
     if (path.startswith(FOLDER_PREFIXES) or path.count("/") > 1) and not Path(path).is_dir():
-        raise ValueError(f"models: cannot load {path!r}: {_missing_folder_error(path)}. {MODEL_HINT}")
+        raise UserError(f"models: cannot load {path!r}: {_missing_folder_error(path)}. {MODEL_HINT}")
     if path.startswith(BUNDLED_PREFIX) and not Path(path).is_dir():
         unknown = f"no small model is called {path!r}{did_you_mean(path, bundled_models())}"
-        raise ValueError(f"models: {missing_extra('models', path) or unknown}")
+        raise UserError(f"models: {missing_extra('models', path) or unknown}")
     _check_folder(Path(path), label)
     check_size_limits(Path(path), label)
     try:
@@ -140,7 +141,7 @@ def load_config(settings: ModelSettings) -> PretrainedConfig:
         folder_error = (
             f"; as a folder: {_missing_folder_error(path)}" if "/" in path and not Path(path).is_dir() else ""
         )
-        raise ValueError(
+        raise UserError(
             f"models: cannot load {settings.path!r}: {describe_cause(error)}{folder_error}. {hint}"
         ) from error
     assert isinstance(config, PretrainedConfig)
@@ -158,13 +159,13 @@ def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
     """Load a model's tokenizer with the selected chat template.
 
     Raises:
-        ValueError: the tokenizer is missing, no chat template exists, or the template does not work.
+        UserError: the tokenizer is missing, no chat template exists, or the template does not work.
     """
     path = resolve_path(settings.path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, revision=settings.revision, trust_remote_code=False)
     except Exception as error:
-        raise ValueError(
+        raise UserError(
             f"models: cannot load the tokenizer of {settings.path!r}: {describe_cause(error)[:MAX_CAUSE_LENGTH]}. If "
             "its tokenizer.json or tokenizer_config.json is missing or damaged, get the model again, with all its files"
         ) from error
@@ -172,10 +173,10 @@ def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
     if settings.chat_template:
         template = expand_user(settings.chat_template)
         if not template.is_file():
-            raise ValueError(f"models: no chat template at {template}")
+            raise UserError(f"models: no chat template at {template}")
         tokenizer.chat_template = read_text(template)
     if not tokenizer.chat_template:
-        raise ValueError(
+        raise UserError(
             f"models: the tokenizer of {settings.path!r} has no chat template; "
             "use an instruction-tuned model, or set chat_template to a Jinja file"
         )
@@ -193,11 +194,11 @@ def _check_round_trip(tokenizer: PreTrainedTokenizerBase, path: str) -> None:
     Without tokenizer.json, transformers builds a tokenizer that cannot encode text.
 
     Raises:
-        ValueError: the decoded text differs from the original.
+        UserError: the decoded text differs from the original.
     """
     decoded = str(tokenizer.decode(tokenizer.encode(TEST_MESSAGE, add_special_tokens=False)))
     if "".join(decoded.split()).casefold() != "".join(TEST_MESSAGE.split()).casefold():
-        raise ValueError(
+        raise UserError(
             f"models: the tokenizer of {path!r} reads {TEST_MESSAGE!r} as {sanitize(decoded[:MAX_SHOWN_LENGTH])!r}: "
             "its tokenizer.json is missing or damaged; get the model again, with all its files"
         )
@@ -218,13 +219,13 @@ def context_length(config: PretrainedConfig, settings: ModelSettings) -> int:
     number of selected keys, rounding could change the selection between sampling and scoring.
 
     Raises:
-        ValueError: the recipe's value exceeds the maximum.
+        UserError: the recipe's value exceeds the maximum.
     """
     text = config.get_text_config()
     max_length = int(getattr(text, "max_position_embeddings", 2048))
     max_length = min([max_length, *_rope_limits(text), *_sparse_limits(text)])
     if settings.context_length > max_length:
-        raise ValueError(
+        raise UserError(
             f"models: context_length {settings.context_length} is more than the {max_length} tokens "
             f"{settings.path!r} was made for"
         )
@@ -259,13 +260,13 @@ def policy_context_length(run: RunSettings, model: str, base: str, contexts: Map
         contexts: context length of each local model, by name.
 
     Raises:
-        ValueError: the context exceeds the length that the critic can read.
+        UserError: the context exceeds the length that the critic can read.
     """
     requested = run.models[model].context_length
     if run.models[model].endpoint is None or not requested:
         return contexts[base]
     if requested > contexts[base] and run.algorithm.critic.kind != "none":
-        raise ValueError(
+        raise UserError(
             f"models.{model}.context_length: {requested} tokens are more than the {contexts[base]} that its reader "
             f"{base!r} can read for the critic; lower it, raise the reader's, or name another reader"
         )
@@ -295,7 +296,7 @@ def _load_generation_config(settings: ModelSettings, config: PretrainedConfig) -
     """Load the generation configuration next to the weights, or derive it from the model's configuration.
 
     Raises:
-        ValueError: generation_config.json cannot be read.
+        UserError: generation_config.json cannot be read.
     """
     path = resolve_path(settings.path)
     try:
@@ -303,7 +304,7 @@ def _load_generation_config(settings: ModelSettings, config: PretrainedConfig) -
     except (OSError, TypeError, ValueError, RecursionError) as error:
         if isinstance(error, OSError) and not (Path(path) / "generation_config.json").exists():
             return GenerationConfig.from_model_config(config)
-        raise ValueError(
+        raise UserError(
             f"models: {settings.path!r}: its generation_config.json cannot be read ({first_line(error)}); "
             "correct it, or remove it"
         ) from error
@@ -315,7 +316,7 @@ def _check_folder(folder: Path, label: str) -> None:
     verify_export_folder(folder)
     check_no_pickle(folder, label)
     if (folder / "adapter_config.json").is_file():
-        raise ValueError(f"{label} is an adapter; name its base here, and the folder as adapter of a policy on it")
+        raise UserError(f"{label} is an adapter; name its base here, and the folder as adapter of a policy on it")
 
 
 def find_stop_ids(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.util import find_spec
 
+from marft.common.errors import UserError
 from marft.common.packages import install_command
 from marft.common.processes.process_pool import (
     ProcessExitedError,
@@ -26,10 +27,10 @@ def require_math_verify() -> None:
     """Check that math-verify, which an extra installs, is available.
 
     Raises:
-        ValueError: it is not installed; the message has the command that installs it.
+        UserError: it is not installed; the message has the command that installs it.
     """
     if find_spec("math_verify") is None:
-        raise ValueError(f"grading mathematics needs math-verify, which is not installed: {install_command('math')}")
+        raise UserError(f"grading mathematics needs math-verify, which is not installed: {install_command('math')}")
 
 
 class Grader:

@@ -26,7 +26,7 @@ from pydantic import Field, PrivateAttr, Strict, field_validator, model_validato
 from pydantic_core import PydanticCustomError
 
 from marft.common import atomic
-from marft.common.errors import EpisodeFailedError
+from marft.common.errors import EpisodeFailedError, UserError
 from marft.common.reasoning import strip_reasoning
 from marft.common.types import Action, Episode
 from marft.config.endpoint import EndpointSettings, LimitsFactory
@@ -281,7 +281,7 @@ class Judge(RewardTerm):
         """Return a copy connected to the judge model.
 
         Raises:
-            ValueError: the cache folder is not writable.
+            UserError: the cache folder is not writable.
         """
         judge, folder = self.model_copy(), _prepare_cache(self.cache)
         judge._scorer = CachedScorer(Endpoint(self.name, self.endpoint, self.model), folder, self._parse_score)
@@ -386,7 +386,7 @@ def _prepare_cache(cache: str) -> Path | None:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        raise ValueError(
+        raise UserError(
             f"rewards.judge.cache: cannot write to the folder {folder}: {error.strerror}; name another one, or '' to "
             "keep replies in memory alone"
         ) from error

@@ -26,6 +26,7 @@ from typing import Any
 from pydantic import Field, ValidationInfo, field_validator
 
 from marft.common.error_origin import source_location
+from marft.common.errors import UserError
 from marft.common.types import Action, Episode
 from marft.config.interfaces.reward import RewardTerm, TermReward
 from marft.config.patterns import Pattern, contains_match
@@ -51,10 +52,10 @@ class Trajectory(RewardTerm):
         """Return 1 at the last step for a solved task, else 0.
 
         Raises:
-            ValueError: the environment does not report success.
+            UserError: the environment does not report success.
         """
         if episode.success is None:
-            raise ValueError("the environment does not say whether the task was solved (Step.success)")
+            raise UserError("the environment does not say whether the task was solved (Step.success)")
         return reward_last_step(episode, float(episode.success))
 
 
@@ -84,11 +85,11 @@ class TrajectoryScore(RewardTerm):
         """Return ``(1/T) Σ_t p_t`` at the last step.
 
         Raises:
-            ValueError: the environment declares no progress.
+            UserError: the environment declares no progress.
         """
         declared = [t.declared.progress for t in episode.transitions if t.declared.progress is not None]
         if not declared:
-            raise ValueError("the environment does not declare how near its goal a step is (Step.info['progress'])")
+            raise UserError("the environment does not declare how near its goal a step is (Step.info['progress'])")
         return reward_last_step(episode, sum(declared) / len(declared))
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from marft.agents.task_copies import copy_task
 from marft.common import seeds
-from marft.common.errors import RunError
+from marft.common.errors import RunError, UserError
 from marft.common.types import Episode, Task
 from marft.config.interfaces.environment import Environment
 from marft.config.run import CurriculumSettings, RunSettings
@@ -45,7 +45,7 @@ class TaskSampler(Sequence[Task]):
     """Training tasks for a run, and the endless pass over them.
 
     Raises:
-        ValueError: a task has no level that the curriculum knows, or an invalid sampling weight.
+        UserError: a task has no level that the curriculum knows, or an invalid sampling weight.
     """
 
     def __init__(self, run: RunSettings, tasks: Sequence[Task]) -> None:
@@ -228,14 +228,14 @@ def _task_weights(environment: Environment, tasks: Sequence[Task]) -> npt.NDArra
     """Return the sampling weight of each task, shape [tasks].
 
     Raises:
-        ValueError: a weight is not finite, or not positive.
+        UserError: a weight is not finite, or not positive.
     """
     if type(environment).sampling_weight is Environment.sampling_weight:
         return np.ones(len(tasks))
     odds = np.array([environment.sampling_weight(copy_task(task)) for task in tasks], np.float64)
     if not np.isfinite(odds).all() or (odds <= 0).any():
         index = int(np.flatnonzero(~(np.isfinite(odds) & (odds > 0)))[0])
-        raise ValueError(
+        raise UserError(
             f"environment {environment.name!r}: odds of training task {tasks[index].id!r} are {odds[index]}; a task "
             "that is never to be drawn is left out of tasks('train')"
         )
@@ -312,7 +312,7 @@ def difficulty_levels(settings: CurriculumSettings, tasks: Iterable[Task]) -> li
     """Return the difficulty levels of tasks, easiest first.
 
     Raises:
-        ValueError: a task has no level, or a level that the recipe does not list.
+        UserError: a task has no level, or a level that the recipe does not list.
     """
     first_tasks: dict[str, str] = {}  # id of the first task at each level
     for task in tasks:
@@ -320,7 +320,7 @@ def difficulty_levels(settings: CurriculumSettings, tasks: Iterable[Task]) -> li
         if isinstance(value, bool) or not isinstance(value, str | int):
             usable = sorted(str(key) for key, item in task.data.items() if isinstance(item, str | int))
             fields = ", ".join(usable) or "none"
-            raise ValueError(
+            raise UserError(
                 f"curriculum.level_field: task {task.id!r} has no level {settings.level_field!r} in its data, as a "
                 f"word or a whole number; its fields: {fields}"
             )
@@ -328,7 +328,7 @@ def difficulty_levels(settings: CurriculumSettings, tasks: Iterable[Task]) -> li
     named = [str(level) for level in settings.levels]
     unknown = next((level for level in first_tasks if named and level not in named), None)
     if unknown is not None:
-        raise ValueError(
+        raise UserError(
             f"curriculum.levels: task {first_tasks[unknown]!r} is of level {unknown!r}, which is not named; add it, or "
             "leave levels out to have them by their numbers"
         )

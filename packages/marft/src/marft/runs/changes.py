@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from marft.common.atomic import digest_of_file
+from marft.common.errors import UserError
 from marft.config.plugins import user_module_name
 from marft.config.run import RunSettings
 
@@ -103,12 +104,12 @@ def check_changes(before: RunSettings, current: RunSettings) -> None:
     """Check a resumed run for changed settings that affect learning.
 
     Raises:
-        ValueError: a setting that affects learning has changed; the message names each.
+        UserError: a setting that affects learning has changed; the message names each.
     """
     different = find_changes(before, current)
     if different:
         lines = "\n".join(_describe_changes(different))
-        raise ValueError(
+        raise UserError(
             f"a run goes on with the settings that it learned with so far, but these are others:\n{lines}\n"
             "Take them back; or start a new run with these weights:  marft train recipe.toml --name … --init-from …"
         )

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors import numpy as array_files
 
 from marft.common import atomic
+from marft.common.errors import UserError
 from marft.config.load import to_toml
 from marft.config.run import CheckpointSettings, RunSettings
 from marft.runs.metrics_log import LogDigest
@@ -153,7 +154,7 @@ class CheckpointManager:
         The checkpoint is None if the folder has no checkpoints.
 
         Raises:
-            ValueError: checkpoints exist, but all are damaged.
+            UserError: checkpoints exist, but all are damaged.
         """
         atomic.remove_temp_entries(self.path)
         problems: list[str] = []
@@ -163,7 +164,7 @@ class CheckpointManager:
             except ValueError as error:
                 problems.append(str(error))
         if problems:
-            raise ValueError("no checkpoint can be read:\n  " + "\n  ".join(problems))
+            raise UserError("no checkpoint can be read:\n  " + "\n  ".join(problems))
         return None, []
 
     def steps(self) -> list[Path]:
@@ -174,7 +175,7 @@ class CheckpointManager:
         """Return a checkpoint's folder by name: ``last``, ``best`` or ``step_000050``.
 
         Raises:
-            ValueError: the checkpoint does not exist. ``best`` requires a rated checkpoint.
+            UserError: the checkpoint does not exist. ``best`` requires a rated checkpoint.
         """
         steps = self.steps()
         if steps and name == "last":
@@ -184,23 +185,23 @@ class CheckpointManager:
         if name in (path.name for path in steps):
             return self.path / name
         names = ", ".join(["last", "best", *(path.name for path in steps)] if steps else ["none; marft train --resume"])
-        raise ValueError(f"no checkpoint {name!r} in {self.path}; there are: {names}")
+        raise UserError(f"no checkpoint {name!r} in {self.path}; there are: {names}")
 
     def _find_best(self, steps: Sequence[Path]) -> Path:
         """Return the best checkpoint according to the newest checkpoint.
 
         Raises:
-            ValueError: no step was rated, or the checkpoint was deleted.
+            UserError: no step was rated, or the checkpoint was deleted.
         """
         step, other_names = verify(steps[-1]).best_step, ", ".join(["last", *(path.name for path in steps)])
         if not step:
-            raise ValueError(
+            raise UserError(
                 f"{self.path} has no best checkpoint: no step up to {parse_step(steps[-1])} was validated or rated "
                 f"(evaluation.every, sft.held_out_fraction); name another one: {other_names}"
             )
         best = self.path / checkpoint_name(step)
         if not best.is_dir():
-            raise ValueError(
+            raise UserError(
                 f"{best}, the best checkpoint, is gone (checkpoints.keep_best keeps it); name another one: "
                 f"{other_names}"
             )
@@ -258,11 +259,11 @@ def restore(record: CheckpointRecord, models: PolicyRegistry, learner: TrainStat
     """Load a checkpoint into models and learner to resume its run, and return the progress.
 
     Raises:
-        ValueError: the checkpoint does not fit, or the run used other models.
+        UserError: the checkpoint does not fit, or the run used other models.
     """
     for name, digest in models.compute_digests().items():
         if record.models.get(name, digest) != digest:
-            raise ValueError(
+            raise UserError(
                 f"{name} is not what the run learned with up to step {record.state.step}: its weights, tokenizer or "
                 "chat template are others. Put the old ones back, or start a new run with --init-from"
             )
@@ -274,11 +275,11 @@ def load_checkpoint(record: CheckpointRecord, models: PolicyRegistry, learner: T
     """Load policies, optimizers, critic and the carried learner state from a checkpoint.
 
     Raises:
-        ValueError: the checkpoint does not fit.
+        UserError: the checkpoint does not fit.
     """
     load_policies(record.path, models, learner.optimizers)
     if learner.critic and not learner.critic.load_state_dict(_read_state(record.path / CRITIC_FILE)):
-        raise ValueError(f"{record.path}: its critic is another one than the run's; start a new run with --init-from")
+        raise UserError(f"{record.path}: its critic is another one than the run's; start a new run with --init-from")
     learner.load_optimizer_state(_read_state(record.path / OPTIMIZER_FILE))
     learner.load_state_dict(record.state.parts)
 
@@ -287,13 +288,13 @@ def load_policies(path: Path, models: PolicyRegistry, policies: Mapping[str, obj
     """Load the weights of ``policies`` from a checkpoint.
 
     Raises:
-        ValueError: the checkpoint was deleted, lacks a policy, or does not fit.
+        UserError: the checkpoint was deleted, lacks a policy, or does not fit.
     """
     for policy in policies:
         folder = path / "policies" / policy
         if not folder.is_dir():
             reason = "is gone: a run keeps its newest ones alone (checkpoints.keep_last); start again"
-            raise ValueError(f"{path} {f'holds no policy {policy!r}' if path.is_dir() else reason}")
+            raise UserError(f"{path} {f'holds no policy {policy!r}' if path.is_dir() else reason}")
         models.load_policy(policy, folder)
 
 
@@ -312,7 +313,7 @@ def _read_state(path: Path) -> dict[str, Tensor]:
     try:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"cannot read {path}: {error}") from error
+        raise UserError(f"cannot read {path}: {error}") from error
     check_finite(tensors, str(path))
     return tensors
 
@@ -329,7 +330,7 @@ def write_callback_states(folder: Path, states: Mapping[str, Mapping[str, object
         states: JSON values and NumPy arrays by name, by name of the callback.
 
     Raises:
-        ValueError: a value is neither JSON nor an array.
+        UserError: a value is neither JSON nor an array.
     """
     if not states:
         return
@@ -340,12 +341,12 @@ def write_callback_states(folder: Path, states: Mapping[str, Mapping[str, object
         own_arrays = {key: value for key, value in state.items() if isinstance(value, np.ndarray)}
         try:
             if json.loads(json.dumps(table[name], allow_nan=False)) != table[name]:
-                raise ValueError("a value changes when it is read back: keys are text, and lists are lists")
+                raise UserError("a value changes when it is read back: keys are text, and lists are lists")
             # contiguous, and 0-dimensional arrays stay so
             new = {json.dumps([name, key]): np.asarray(value, order="C") for key, value in own_arrays.items()}
             array_files.save(new)
         except (TypeError, ValueError, KeyError, SafetensorError) as error:
-            raise ValueError(
+            raise UserError(
                 f"callback {name!r}: its state cannot be saved: {error}; state_dict returns JSON values, and "
                 "numbers in NumPy arrays"
             ) from error
@@ -359,7 +360,7 @@ def read_callback_states(folder: Path) -> dict[str, dict[str, object]]:
     """Read the states of callbacks from a checkpoint's folder; empty if there are none.
 
     Raises:
-        ValueError: the files cannot be read.
+        UserError: the files cannot be read.
     """
     values_path, arrays_path = folder / CALLBACK_VALUES_FILE, folder / CALLBACK_ARRAYS_FILE
     if not values_path.is_file():
@@ -371,7 +372,7 @@ def read_callback_states(folder: Path) -> dict[str, dict[str, object]]:
             name, key = json.loads(label)
             states[name][key] = array
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
-        raise ValueError(f"cannot read the state of callbacks in {folder}: {error}") from error
+        raise UserError(f"cannot read the state of callbacks in {folder}: {error}") from error
     return states
 
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from marft.common.errors import UserError
 from marft.runs.episode_files import open_parquet, write_parquet
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def read_credit(path: Path, stream: str, task: str, sample: int) -> dict[str, di
     """Read the credit for one episode, by action ID: a list for each column. Missing columns are None.
 
     Raises:
-        ValueError: the file is not a credit file, or is damaged.
+        UserError: the file is not a credit file, or is damaged.
     """
     keys = _read_table(path, ["stream", "task", "sample"])
     condition = pc.and_(
@@ -80,7 +81,7 @@ def read_groups(path: Path) -> dict[str, list[tuple[str, str, int]]]:
     """Read the episodes in each group, by group key: stream, task and sample for each episode.
 
     Raises:
-        ValueError: the file is not a credit file, or is damaged.
+        UserError: the file is not a credit file, or is damaged.
     """
     table = _read_table(path, ["group", "stream", "task", "sample"])
     groups: dict[str, dict[tuple[str, str, int], None]] = {}
@@ -94,7 +95,7 @@ def read_advantages(path: Path) -> dict[str, npt.NDArray[np.float64]]:
     """Read the advantages of trained decisions for each agent, as passed to the objective.
 
     Raises:
-        ValueError: the file is not a credit file, or is damaged.
+        UserError: the file is not a credit file, or is damaged.
     """
     table = _read_table(path, ["agent", "advantage"])
     by_agent = {}
@@ -110,10 +111,10 @@ def _read_table(path: Path, columns: Sequence[str]) -> pa.Table:
         with open_parquet(path) as source, pq.ParquetFile(source, page_checksum_verification=True) as file:
             schema = file.schema_arrow
             if any(name not in schema.names or schema.field(name).type != SCHEMA.field(name).type for name in columns):
-                raise ValueError(f"{path} holds no credit of this version of MARFT")
+                raise UserError(f"{path} holds no credit of this version of MARFT")
             return file.read(columns)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read the credit of {path}: {str(error).strip()}") from error
+        raise UserError(f"cannot read the credit of {path}: {str(error).strip()}") from error
 
 
 def _to_float16(rows: Sequence[npt.NDArray[np.float64] | None]) -> pa.Array:

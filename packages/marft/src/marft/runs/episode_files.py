@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from marft.common import atomic
+from marft.common.errors import UserError
 from marft.common.texts import replace_surrogates
 from marft.common.types import Action, Episode, Fork, Task, TokenIds, Transition
 
@@ -204,22 +205,22 @@ def read_episodes(path: Path, task: str = "") -> list[Episode]:
         task: the ID of the task to read; "" reads all episodes.
 
     Raises:
-        ValueError: the file is not an episode file, or is damaged.
+        UserError: the file is not an episode file, or is damaged.
     """
     if not path.is_file():
-        raise ValueError(f"cannot read the episodes of {path}: it is no file")
+        raise UserError(f"cannot read the episodes of {path}: it is no file")
     try:
         with open_parquet(path) as source:
             missing = set(SCHEMA.names) - set(pq.read_schema(source).names) - OPTIONAL_COLUMNS
         rows = read_rows(path, task) if not missing else []
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read the episodes of {path}: {str(error).strip()}") from error
+        raise UserError(f"cannot read the episodes of {path}: {str(error).strip()}") from error
     if missing:
-        raise ValueError(f"{path} was recorded by another version of MARFT; train again to read its episodes")
+        raise UserError(f"{path} was recorded by another version of MARFT; train again to read its episodes")
     try:
         return [_episode(list(group)) for _, group in groupby(rows, lambda r: (r["stream"], r["task"], r["sample"]))]
     except TypeError as error:
-        raise ValueError(f"cannot read the episodes of {path}: a value is missing ({error})") from error
+        raise UserError(f"cannot read the episodes of {path}: a value is missing ({error})") from error
 
 
 def list_serve_recordings(folder: Path) -> list[Path]:
@@ -235,7 +236,7 @@ def read_episode(path: Path, first: int, rows: int) -> Episode:
         rows: number of its rows.
 
     Raises:
-        ValueError: the file is not an episode file, is damaged, or has no such rows.
+        UserError: the file is not an episode file, is damaged, or has no such rows.
     """
     try:
         with open_parquet(path) as source, pq.ParquetFile(source, page_checksum_verification=True) as file:
@@ -245,10 +246,10 @@ def read_episode(path: Path, first: int, rows: int) -> Episode:
             table = file.read_row_groups(groups).slice(first - sum(sizes[: groups[0]]) if groups else 0, rows)
         table_rows = table.to_pylist()
         if not 0 < rows == len(table_rows):
-            raise ValueError(f"{path} has no episode of {rows} rows at row {first}")
+            raise UserError(f"{path} has no episode of {rows} rows at row {first}")
         return _episode(table_rows)
     except (pa.ArrowException, OSError, UnicodeDecodeError, TypeError, KeyError) as error:
-        raise ValueError(f"cannot read an episode of {path}: {str(error).strip()}") from error
+        raise UserError(f"cannot read an episode of {path}: {str(error).strip()}") from error
 
 
 def _rows(episode: Episode) -> list[dict[str, object]]:

@@ -20,6 +20,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from marft.common.errors import UserError
+
 NO_LOCK_ERRORS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 NO_FOLDER_LOCK_ERRORS = (errno.EBADF, errno.EINVAL, errno.EISDIR)  # of network file systems that lock files only
 _open_locks: set[int] = set()
@@ -35,7 +37,7 @@ def lock_folder(path: Path, alternative: str = "or give this run another name (-
         alternative: see :func:`lock_file`.
 
     Raises:
-        ValueError: another process holds the lock; the message names it, as far as the file does.
+        UserError: another process holds the lock; the message names it, as far as the file does.
     """
     descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     _open_locks.add(descriptor)
@@ -62,7 +64,7 @@ def lock_file(path: Path, alternative: str = "or give this run another name (--n
         alternative: an alternative to waiting for the other process or stopping it, for the error message.
 
     Raises:
-        ValueError: another process holds the lock; the message names it.
+        UserError: another process holds the lock; the message names it.
     """
     descriptor = _acquire(path, alternative)
     _open_locks.add(descriptor)
@@ -122,10 +124,10 @@ def _open_file(path: Path) -> int:
     """Open the lock file, creating it if missing, without following links.
 
     Raises:
-        ValueError: the path is a link or not a regular file.
+        UserError: the path is a link or not a regular file.
     """
     if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise ValueError(f"{path} is no file of the run's, so that nothing can be locked with it; move it away")
+        raise UserError(f"{path} is no file of the run's, so that nothing can be locked with it; move it away")
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
 
 
@@ -163,7 +165,7 @@ def _lock_error(path: Path, owner: dict[str, object], alternative: str) -> Value
     holder = (
         f"process {owner['pid']} on {owner.get('host')}, since {owner.get('since')}" if owner else "another process"
     )
-    return ValueError(
+    return UserError(
         f"{path.parent} is at work: {holder}. Wait for it or stop it; {alternative}. If it is gone for sure, and the "
         f"folder is on a file system without locks, delete {path}"
     )

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import PydanticCustomError
 
 from marft.common import atomic
+from marft.common.errors import UserError
 from marft.common.version import __version__
 from marft.config.guards import GuardSettings
 from marft.config.load import first_problem, flatten_changes, load_recipe, override_keys, to_toml
@@ -104,7 +105,7 @@ def read_evaluation(path: Path) -> dict[str, Any]:
     """Read a saved evaluation.
 
     Raises:
-        ValueError: the file cannot be read.
+        UserError: the file cannot be read.
     """
     try:
         return _SavedEvaluation.model_validate(atomic.read_json(path)).model_dump(exclude_unset=True)
@@ -112,7 +113,7 @@ def read_evaluation(path: Path) -> dict[str, Any]:
         problem = first_problem(error)
     except (OSError, ValueError) as error:
         problem = str(error)
-    raise ValueError(f"{path} is damaged ({problem}); delete it and evaluate again")
+    raise UserError(f"{path} is damaged ({problem}); delete it and evaluate again")
 
 
 def read_headline(path: Path) -> str:
@@ -150,7 +151,7 @@ class RunFolder:
         """Create the folder ``<output>/<name>`` with the resolved recipe.
 
         Raises:
-            ValueError: a run or other files are already there.
+            UserError: a run or other files are already there.
         """
         folder = RunFolder(Path(run.output) / run.name)
         folder.check_free()
@@ -162,11 +163,11 @@ class RunFolder:
         """Open an existing run.
 
         Raises:
-            ValueError: the folder is not a run.
+            UserError: the folder is not a run.
         """
         folder = RunFolder(expand_user(path))
         if not folder.config.is_file():
-            raise ValueError(
+            raise UserError(
                 f"no run at {path}: it has no config.toml{folder.recipe_copy_note() or folder.suggest_similar()}"
             )
         return folder
@@ -187,7 +188,7 @@ class RunFolder:
         """Lock the folder against training by other processes. The folder is removed again if no run began.
 
         Raises:
-            ValueError: another process uses the folder, or it cannot be created.
+            UserError: another process uses the folder, or it cannot be created.
         """
         missing = [path for path in (self.path, *self.path.parents) if not path.exists()]
         if not missing and self._find_foreign() is None and (self.path / "run.lock").exists():
@@ -195,7 +196,7 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except FileNotFoundError as error:  # raised by /proc for a new folder
-            raise ValueError(f"{self.path} cannot be made: choose another place (--output)") from error
+            raise UserError(f"{self.path} cannot be made: choose another place (--output)") from error
         with lock.lock_folder(self.path / "run.lock"):
             try:
                 yield
@@ -221,7 +222,7 @@ class RunFolder:
         """Check that a run can resume here with ``resume``, or begin here without.
 
         Raises:
-            ValueError: no run to resume, a run that must not be overwritten, or other files.
+            UserError: no run to resume, a run that must not be overwritten, or other files.
         """
         if resume:
             RunFolder.open(self.path)
@@ -232,24 +233,24 @@ class RunFolder:
         """Check that a run can begin here: no run exists, or it failed before its first step ended.
 
         Raises:
-            ValueError: a run exists and must not be overwritten, or the folder has other files.
+            UserError: a run exists and must not be overwritten, or the folder has other files.
         """
         if self.is_run():
             if not overwrite and self.has_progress():
-                raise ValueError(
+                raise UserError(
                     f"{self.path} holds a run already; go on with it (--resume), give this one another name "
                     "(--name …), or let it take the other's place (--overwrite)"
                 )
             foreign_files = run_files.find_foreign_files(self.path)
             if foreign_files:
-                raise ValueError(
+                raise UserError(
                     f"{foreign_files[0]} lies among the checkpoints of {self.path} and is none of the run's; move it "
                     "away, and nothing else than the run is removed"
                 )
             return
         foreign_file = self._find_foreign()
         if foreign_file is not None:
-            raise ValueError(
+            raise UserError(
                 f"{self.path} is no run of MARFT's, for it has no mark of one (run.json), but {foreign_file.name} is "
                 "there, and nothing is removed or trained beside it. Give this run another name (--name …), or move "
                 "away what is there; a run that has lost its mark goes on with --resume"
@@ -266,11 +267,11 @@ class RunFolder:
         """Check the run's files and folders for links out of its own folder.
 
         Raises:
-            ValueError: a file or folder is a link.
+            UserError: a file or folder is a link.
         """
         for name in RUN_FILES:
             if (self.path / name).is_symlink():
-                raise ValueError(
+                raise UserError(
                     f"{self.path / name} is a link, and a run writes and removes in its own folder alone: put what the "
                     "link leads to in its place. For another disk, give --output, or make the whole folder a link"
                 )
@@ -287,7 +288,7 @@ class RunFolder:
             start: copy of this checkpoint in the folder of checkpoints, which is kept.
 
         Raises:
-            ValueError: another run or other files appeared in the meantime.
+            UserError: another run or other files appeared in the meantime.
         """
         self.check_free(overwrite)
         replaces = self.is_run()
@@ -431,15 +432,15 @@ class RunFolder:
         """Return the episode file for a training step, counted from 1. Step 0 is the last recorded step.
 
         Raises:
-            ValueError: no episodes were recorded, or none at that step.
+            UserError: no episodes were recorded, or none at that step.
         """
         files = self.recorded_steps()
         if not files:
-            raise ValueError(f"{self.path} has no recorded episodes; train with training.record_episodes_every = 1")
+            raise UserError(f"{self.path} has no recorded episodes; train with training.record_episodes_every = 1")
         chosen = next((path for path in files if not step or parse_step(path) == step), None)
         if chosen is None:
             steps = ", ".join(str(parse_step(path)) for path in files)
-            raise ValueError(f"{self.path} recorded no episodes of step {step}; there are: {steps}")
+            raise UserError(f"{self.path} recorded no episodes of step {step}; there are: {steps}")
         return chosen if step else files[-1]
 
     @property
@@ -458,7 +459,7 @@ class RunFolder:
             objects: Python objects that the recipe refers to by placeholder.
 
         Raises:
-            ValueError: the recipe cannot be read; the message locates a complete copy.
+            UserError: the recipe cannot be read; the message locates a complete copy.
         """
         objects = replace_objects(changes, objects)[1].values()
         try:
@@ -466,7 +467,7 @@ class RunFolder:
         except MissingObjectError:
             raise
         except ValueError as error:
-            raise ValueError(f"{error}{self.recipe_copy_note()}") from error
+            raise UserError(f"{error}{self.recipe_copy_note()}") from error
         return load_recipe(self.config, overrides, changes, objects)
 
     def relocated_settings(
@@ -475,12 +476,12 @@ class RunFolder:
         """Return the run's recipe with changes, for the folder's current name and location.
 
         Raises:
-            ValueError: the recipe cannot be read, a change sets the name or location, or the folder's name is not a
+            UserError: the recipe cannot be read, a change sets the name or location, or the folder's name is not a
                 valid run name.
         """
         for key in [*override_keys(overrides), *(".".join(parts) for parts, _ in flatten_changes(changes))]:
             if key in ("name", "output"):
-                raise ValueError(
+                raise UserError(
                     f"--{key}: a run keeps its name and its place. For a new run with its recipe:  "
                     f"marft train {self.config} --{key} …"
                 )
@@ -488,7 +489,7 @@ class RunFolder:
         try:
             check_run_name(name)
         except PydanticCustomError as error:
-            raise ValueError(f"{self.path} is no name of a run's folder; rename it: {error.message()}") from error
+            raise UserError(f"{self.path} is no name of a run's folder; rename it: {error.message()}") from error
         location = {"output": str(self.path.parent), "name": name}
         return self.settings(overrides, {**changes, **location}, objects)
 
@@ -496,7 +497,7 @@ class RunFolder:
         """Read the run's recipe without importing its plugins.
 
         Raises:
-            ValueError: the recipe is invalid; the message locates a complete copy.
+            UserError: the recipe is invalid; the message locates a complete copy.
         """
         try:
             return SavedRecipe.model_validate(tomllib.loads(self.config.read_text(encoding="utf-8")))
@@ -504,7 +505,7 @@ class RunFolder:
             problem = first_problem(error)
         except (OSError, ValueError, RecursionError) as error:
             problem = str(error)
-        raise ValueError(f"cannot read {self.config}: {problem}{self.recipe_copy_note()}")
+        raise UserError(f"cannot read {self.config}: {problem}{self.recipe_copy_note()}")
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """Read the metrics, one object a step, skipping unreadable lines (see :meth:`metrics_problems`)."""
@@ -521,7 +522,7 @@ class RunFolder:
             scenarios: include evaluations on sets of scenarios, and of the reorganized team.
 
         Raises:
-            ValueError: an evaluation cannot be read.
+            UserError: an evaluation cannot be read.
         """
         evaluations = [read_evaluation(path) for path in sorted(self.evaluations.glob("*.json"))]
         return [e for e in evaluations if scenarios or not (e.get("scenarios") or e.get("reorganized"))]

@@ -14,6 +14,7 @@ from typing import Annotated, ClassVar
 from pydantic import AfterValidator, ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
 
 from marft.common import atomic
+from marft.common.errors import UserError
 from marft.common.prompt_history import PromptHistory, PromptVersion
 from marft.common.version import __version__
 from marft.config.load import first_problem, load_recipe
@@ -59,15 +60,15 @@ class CurriculumState:
 def _check_curriculum(state: CurriculumState) -> CurriculumState:
     begins = state.begins
     if not begins or len(begins) != len(state.hardest) or begins[0] or state.solved > state.tried:
-        raise ValueError("curriculum: stretches that are none of a run")
+        raise UserError("curriculum: stretches that are none of a run")
     if tuple(sorted(set(begins))) != begins:
-        raise ValueError("curriculum: stretches that are in no order")
+        raise UserError("curriculum: stretches that are in no order")
     return state
 
 
 def _check_lineage(lineage: PromptHistory) -> PromptHistory:
     if problems := lineage.problems():
-        raise ValueError("; ".join(problems))
+        raise UserError("; ".join(problems))
     return lineage
 
 
@@ -152,7 +153,7 @@ class CheckpointRecord:
             objects: Python objects that the recipe refers to by placeholder.
 
         Raises:
-            ValueError: this version of MARFT cannot read the recipe.
+            UserError: this version of MARFT cannot read the recipe.
         """
         return load_recipe(self.path / RECIPE_FILE, given=objects)
 
@@ -174,7 +175,7 @@ def verify(path: Path) -> State:
     """Verify every file of a checkpoint against its digest and return the progress.
 
     Raises:
-        ValueError: a file is missing or damaged.
+        UserError: a file is missing or damaged.
     """
     return read_record(path).state
 
@@ -183,33 +184,33 @@ def read_record(path: Path) -> CheckpointRecord:
     """Verify every file of a checkpoint against its digest and return the record.
 
     Raises:
-        ValueError: a file is missing or damaged, or the checkpoint is from another version of MARFT.
+        UserError: a file is missing or damaged, or the checkpoint is from another version of MARFT.
     """
     if not (path / STATE_FILE).is_file():
         inside = [*path.glob("checkpoints/step_*"), *path.glob("step_*")]
         example = max(inside, key=lambda folder: folder.name, default="runs/name/checkpoints/step_000050")
-        raise ValueError(f"{path} is no whole checkpoint: it has no {STATE_FILE}; give one such as {example}")
+        raise UserError(f"{path} is no whole checkpoint: it has no {STATE_FILE}; give one such as {example}")
     try:
         table = atomic.read_json(path / STATE_FILE)
         if "digest" not in table:
-            raise ValueError(f"{path} is no checkpoint of this version of MARFT: {STATE_FILE} has no digest")
+            raise UserError(f"{path} is no checkpoint of this version of MARFT: {STATE_FILE} has no digest")
         if table.pop("digest") != digest_of_table(table):
-            raise ValueError(f"{path}: {STATE_FILE} is damaged")
+            raise UserError(f"{path}: {STATE_FILE} is damaged")
         saved = STATE_FILE_ADAPTER.validate_json(json.dumps(table))
         for name, digest in saved.files.items():
             if not (path / name).is_file() or atomic.digest_of_file(path / name) != digest:
-                raise ValueError(f"{path}: {name} is damaged")
+                raise UserError(f"{path}: {name} is damaged")
         added = [name for file in _files(path) if (name := file.relative_to(path).as_posix()) not in saved.files]
         if weights := [name for name in added if name.endswith(".safetensors")]:
-            raise ValueError(f"{path}: {weights[0]} was not written with it; remove it")
+            raise UserError(f"{path}: {weights[0]} was not written with it; remove it")
         if CHECKPOINT_NAME.fullmatch(path.name) and path.name != checkpoint_name(saved.step):
-            raise ValueError(f"{path} is the checkpoint of step {saved.step}, under another's name")
+            raise UserError(f"{path} is the checkpoint of step {saved.step}, under another's name")
         state = State(**{field.name: getattr(saved, field.name) for field in fields(State)})
         return CheckpointRecord(path, state, saved.log, saved.models, saved.code)
     except ValidationError as error:
-        raise ValueError(f"{path}: {STATE_FILE} holds what no run writes: {first_problem(error)}") from None
+        raise UserError(f"{path}: {STATE_FILE} holds what no run writes: {first_problem(error)}") from None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is no whole checkpoint: {error}") from error
+        raise UserError(f"{path} is no whole checkpoint: {error}") from error
 
 
 def read_learned_prompts(checkpoint: Path | None) -> tuple[PromptVersion, ...]:

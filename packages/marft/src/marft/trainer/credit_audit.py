@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from marft.common.errors import UserError
 from marft.common.types import Episode
 from marft.config.algorithm import AlgorithmSettings
 from marft.config.interfaces.credit import Floats, flatten_actions
@@ -105,14 +106,14 @@ def audit_credit(
         on_done: callback after each algorithm.
 
     Raises:
-        ValueError: nothing was recorded, the step was not recorded, or no full episode of the step has a reward.
+        UserError: nothing was recorded, the step was not recorded, or no full episode of the step has a reward.
     """
     path, files = folder.find_recorded(step), folder.recorded_steps()
     number = parse_step(path)
     scored = _read_scored(path)
     on_policy = select_on_policy(scored)
     if not on_policy:
-        raise ValueError(f"{path}: no whole episode in it could be scored, so there is nothing to credit")
+        raise UserError(f"{path}: no whole episode in it could be scored, so there is nothing to credit")
     run, estimates = folder.settings(), []
     models = PolicyRegistry(run)
     for settings in algorithms:

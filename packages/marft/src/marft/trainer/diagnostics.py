@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from marft.common.errors import UserError
 from marft.common.token_data import TokenSource
 from marft.common.types import Action, ActionKey, Episode, TokenIds
 from marft.config.run import RunSettings
@@ -31,7 +32,7 @@ class Diagnostics:
         ranks: ranks that share the work.
 
     Raises:
-        ValueError: the held-out text cannot be read, or is too short.
+        UserError: the held-out text cannot be read, or is too short.
     """
 
     def __init__(self, run: RunSettings, models: PolicyRegistry, packing: Packing, ranks: Ranks) -> None:
@@ -79,12 +80,10 @@ class Diagnostics:
         try:
             text = _read_start(Path(settings.path), settings.tokens * CHARACTERS)
         except (OSError, ValueError) as error:
-            raise ValueError(f"guards.held_out_text.path: cannot read {settings.path}: {error}") from error
+            raise UserError(f"guards.held_out_text.path: cannot read {settings.path}: {error}") from error
         ids = np.array(self._tokenizers[policy].encode(text, add_special_tokens=False)[: settings.tokens], np.int32)
         if len(ids) < 2:
-            raise ValueError(
-                f"guards.held_out_text.path: {settings.path} has fewer than two tokens; give a longer text"
-            )
+            raise UserError(f"guards.held_out_text.path: {settings.path} has fewer than two tokens; give a longer text")
         size = min(ROW, self._contexts[policy])
         for number, start in enumerate(range(0, len(ids) - 1, size)):
             row = ids[start : start + size]
@@ -175,7 +174,7 @@ def _can_swap(action: Action) -> bool:
 
 def _read_start(path: Path, characters: int) -> str:
     if path.exists() and not path.is_file():
-        raise ValueError("it is no file")
+        raise UserError("it is no file")
     with path.open(encoding="utf-8") as file:
         return file.read(characters)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from pydantic import Field, PrivateAttr
 
+from marft.common.errors import UserError
 from marft.config.interfaces.callback import CallbackPlugin
 from marft.config.settings import Count, NonEmptyString, NonNegative
 
@@ -47,5 +48,5 @@ class EarlyStopping(CallbackPlugin):
         """Restore the best value and the number of steps since."""
         best, steps = state.get("best"), state.get("steps")
         if not isinstance(best, int | float) or not isinstance(steps, int):
-            raise ValueError(f"early_stopping: the checkpoint holds {state}")
+            raise UserError(f"early_stopping: the checkpoint holds {state}")
         self._best, self._steps = float(best), steps

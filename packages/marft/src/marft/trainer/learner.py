@@ -23,7 +23,7 @@ import numpy as np
 from torch import Tensor
 
 from marft.agents.task_copies import copy_episode_task
-from marft.common.errors import RunError
+from marft.common.errors import RunError, UserError
 from marft.common.types import Action, ActionCredit, ActionKey, Episode, Sample
 from marft.config.interfaces.credit import Credit, CreditInputs, CreditOutput, Floats, flatten_actions
 from marft.config.interfaces.objective import LOG_RATIO_LIMIT
@@ -98,7 +98,7 @@ class Learner:
         ranks: ranks that train together; each gets the same episodes.
 
     Raises:
-        ValueError: the recipe trains no policy, or a pair objective has no ``pair_losses``.
+        UserError: the recipe trains no policy, or a pair objective has no ``pair_losses``.
     """
 
     def __init__(self, run: RunSettings, models: PolicyRegistry, ranks: Ranks = SINGLE_RANK) -> None:
@@ -174,7 +174,7 @@ class Learner:
                 episodes; called before each phase of the schedule that asks for new episodes.
 
         Raises:
-            ValueError: the episodes come from traces.
+            UserError: the episodes come from traces.
             RunError: the credit returned a non-finite advantage.
         """
         refuse_traces(episodes)
@@ -440,10 +440,10 @@ def refuse_traces(episodes: Sequence[Episode]) -> None:
     """Reject episodes from traces, because policy ratios need log-probabilities at sampling.
 
     Raises:
-        ValueError: an episode comes from traces.
+        UserError: an episode comes from traces.
     """
     if any(episode.stream == TRACES for episode in episodes):
-        raise ValueError(
+        raise UserError(
             "episodes from traces cannot be trained with ratios of policies: these need the ids that were sampled and "
             "their log-probabilities, and a trace has text. Learn from them by imitation (marft sft), or grade them "
             "(marft score)"

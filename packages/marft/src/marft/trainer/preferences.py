@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from marft.common import seeds
+from marft.common.errors import UserError
 from marft.common.types import ActionKey, Sample
 from marft.config.interfaces.credit import Comparison, Floats
 from marft.config.interfaces.objective import Objective, PairInputs
@@ -213,7 +214,7 @@ class ReferencePolicy:
         base_packing: packing for the untuned base.
 
     Raises:
-        ValueError: the objective has no ``pair_losses``, the folder of the reference lacks a policy, or a policy is
+        UserError: the objective has no ``pair_losses``, the folder of the reference lacks a policy, or a policy is
             sharded and cannot load a checkpoint.
     """
 
@@ -225,7 +226,7 @@ class ReferencePolicy:
         base_packing: Packing,
     ) -> None:
         if not isinstance(objective, PairObjective):
-            raise ValueError(
+            raise UserError(
                 f"algorithm.objective: {type(objective).__qualname__} says that it reads pairs, and has no "
                 "pair_losses; derive it from marft.trainer.objectives.pairs.PairObjective"
             )
@@ -301,12 +302,12 @@ class ReferencePolicy:
     def _read_checkpoint(self, folder: Path, models: PolicyRegistry) -> PolicyCopies:
         missing = [name for name in self.optimizers if not (folder / "policies" / name).is_dir()]
         if missing:
-            raise ValueError(
+            raise UserError(
                 f"algorithm.objective.reference: {folder} holds no policy {missing[0]!r}; give the folder of a "
                 "checkpoint such as runs/name/checkpoints/step_000050, or 'start' or 'base'"
             )
         if any(models.policies[name].backbone.shards is not None for name in self.optimizers):
-            raise ValueError(
+            raise UserError(
                 "algorithm.objective.reference: a checkpoint cannot be read into policies that lie in parts "
                 "(training.shard); start from it (--init-from) with reference = 'start'"
             )

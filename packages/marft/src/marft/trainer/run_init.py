@@ -11,6 +11,7 @@ from pathlib import Path
 
 from marft.common import atomic
 from marft.common.callbacks import CallbackList
+from marft.common.errors import UserError
 from marft.common.types import Task
 from marft.config.run import RunSettings
 from marft.envs.tasks import digest_tasks
@@ -66,10 +67,10 @@ class RunInit:
             is_sft: True for a warm start by imitation, False for training by rewards.
 
         Raises:
-            ValueError: options conflict, or the run or checkpoint is unusable.
+            UserError: options conflict, or the run or checkpoint is unusable.
         """
         if resume and (overwrite or start_from):
-            raise ValueError(
+            raise UserError(
                 f"--resume goes on with the run that is there, and {'--overwrite' if overwrite else '--init-from'} "
                 "begins a new one; give one of them"
             )
@@ -84,7 +85,7 @@ class RunInit:
         """Load the weights → run state.
 
         Raises:
-            ValueError: the weights do not fit the models.
+            UserError: the weights do not fit the models.
         """
         if self.record is None:
             return State()
@@ -106,7 +107,7 @@ class RunInit:
         """Record the training tasks in the state.
 
         Raises:
-            ValueError: the run was trained on other tasks before.
+            UserError: the run was trained on other tasks before.
         """
         return self.with_digest(state, digest_tasks(tasks), "training tasks")
 
@@ -119,10 +120,10 @@ class RunInit:
             description: description of the data for the error message.
 
         Raises:
-            ValueError: the run was trained on other data before.
+            UserError: the run was trained on other data before.
         """
         if state.tasks not in ("", digest):
-            raise ValueError(
+            raise UserError(
                 f"the {description} are not those that the run learned from up to step {state.step}: put them "
                 "back, or start a new run from these weights: --init-from "
                 f"{self.folder.checkpoints / checkpoint_name(state.step)}"
@@ -133,7 +134,7 @@ class RunInit:
         """Restore the state of callbacks when a run resumes.
 
         Raises:
-            ValueError: the run lacks a callback whose state the checkpoint holds, or the state cannot be read.
+            UserError: the run lacks a callback whose state the checkpoint holds, or the state cannot be read.
         """
         if self.record and self.resume:
             callbacks.load_state_dict(read_callback_states(self.record.path))
@@ -146,7 +147,7 @@ class RunInit:
         anything is deleted, because the weights may belong to the overwritten run.
 
         Raises:
-            ValueError: another process has started a run in the folder.
+            UserError: another process has started a run in the folder.
         """
         if self.resume:
             if not self.folder.is_run():
@@ -187,11 +188,11 @@ class RunInit:
 def _no_checkpoint_error(start_from: Path, is_sft: bool) -> ValueError:
     """Return the error for a file in place of a checkpoint folder."""
     if is_sft:
-        return ValueError(
+        return UserError(
             f"--init-from {start_from}: weights lie in the folder of a checkpoint, and this is a file. Traces to "
             "imitate are given with --traces"
         )
-    return ValueError(
+    return UserError(
         f"--init-from {start_from}: training by rewards starts from a checkpoint, and this is a file. Traces are never "
         "trained with ratios of policies: these need the ids that were sampled and their log-probabilities, and a "
         f"trace has text. Learn from them by imitation:  marft sft RECIPE --traces {start_from}  or grade them:  "
@@ -203,16 +204,16 @@ def _find_last(run: RunSettings, folder: RunFolder, note: Note, is_sft: bool) ->
     """Return the checkpoint to resume from; None before the first checkpoint.
 
     Raises:
-        ValueError: the run cannot resume with these settings or files.
+        UserError: the run cannot resume with these settings or files.
     """
     if start := folder.interrupted_start():
-        raise ValueError(
+        raise UserError(
             f"{folder.path} was to begin anew with the weights that lie in {start}, and was stopped before it had: "
             f"start it again, with --init-from {start} --overwrite"
         )
     checkpoints = CheckpointManager(folder, run.checkpoints)
     if not folder.is_run() and not checkpoints.steps():
-        raise ValueError(
+        raise UserError(
             f"{folder.path} has no mark of a run (run.json) of this version of MARFT, and no checkpoint to know one "
             f"by: start a new run; or, should it be one, put {MARKER} into {folder.path / 'run.json'}"
         )
@@ -220,7 +221,7 @@ def _find_last(run: RunSettings, folder: RunFolder, note: Note, is_sft: bool) ->
     for problem in problems:
         note(f"passed over a checkpoint: {problem}")
     if record is None and (source := folder.initial_checkpoint()):
-        raise ValueError(
+        raise UserError(
             f"{folder.path} was to start with the weights of {source} and has no checkpoint yet: start it again, "
             f"with --init-from {source} --overwrite"
         )
@@ -229,14 +230,14 @@ def _find_last(run: RunSettings, folder: RunFolder, note: Note, is_sft: bool) ->
             run_kind, other_command = (
                 ("a warm start", "sft") if not is_sft else ("a run that learns by rewards", "train")
             )
-            raise ValueError(
+            raise UserError(
                 f"{folder.path} is {run_kind}: it goes on with  marft {other_command} {folder.path} --resume ; a new "
                 f"run starts from its weights with --init-from {record.path}"
             )
         before = record.read_recipe(run.python_objects.values())
         check_changes(before, run)
         if not is_sft and run.training.steps < record.state.step:
-            raise ValueError(
+            raise UserError(
                 f"training.steps = {run.training.steps}, and the run has done {record.state.step} already: to go on, "
                 f"give a larger number; to see what it has learned:  marft eval {folder.path}"
             )

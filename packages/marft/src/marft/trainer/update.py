@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from marft.common.errors import UserError
 from marft.common.types import ActionKey, Sample
 from marft.config.algorithm import AlgorithmSettings
 from marft.config.interfaces.credit import Floats
@@ -127,7 +128,7 @@ class PolicyUpdater:
             budget: maximum joint KL of the phase, in nats per environment step; 0 is no limit.
 
         Raises:
-            ValueError: the phase has a KL limit, which needs a surrogate; preference pairs have none.
+            UserError: the phase has a KL limit, which needs a surrogate; preference pairs have none.
         """
         phase_samples = [sample for sample in samples if sample.action.policy in phase.policies]
         self.accumulator.add("idle_phases", float(not phase_samples))
@@ -174,7 +175,7 @@ class PolicyUpdater:
         if self.preferences is None:
             return [Minibatch(part) for part in minibatches(phase_samples, count, self.seed, step, epoch)]
         if phase.kl_limit:
-            raise ValueError(
+            raise UserError(
                 "a schedule's kl_limit accepts updates by what a surrogate gains, and comparisons have none: set it to "
                 "0, or use algorithm.team_kl"
             )

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from marft.cli.app import OVERRIDE_CONTEXT, JsonOption, QuietOption, command_group
+from marft.common.errors import UserError
 
 app = command_group()
 
@@ -44,7 +45,7 @@ def synthesize(
         synthesis.synthesize(recipe, changes, asked)
         return
     if resume:
-        raise ValueError("--train goes on with whatever of it is there; leave out --resume")
+        raise UserError("--train goes on with whatever of it is there; leave out --resume")
     synthesis.cold_start(recipe, changes, asked)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from marft.agents.game import Attempt
+from marft.common.errors import UserError
 from marft.common.types import Episode, Task
 from marft.config.helpers import without_helpers
 from marft.config.models import VERSION_SEPARATOR, PolicySettings, opponent_pools
@@ -34,16 +35,16 @@ def find_versions(run: RunSettings, folder: RunFolder, max_versions: int) -> Ver
     At most ``max_versions`` versions are returned, spread over the run, with the first and the newest version.
 
     Raises:
-        ValueError: the run has no checkpoint, or trains policies without adapters.
+        UserError: the run has no checkpoint, or trains policies without adapters.
     """
     full_policies = [name for name in run.trained_policies if run.policies[name].train != "lora"]
     if full_policies:
-        raise ValueError(
+        raise UserError(
             f"policies.{full_policies[0]} is tuned whole, and versions that play together are adapters; set lora"
         )
     saved = folder.saved_steps()
     if not saved:
-        raise ValueError(f"{folder.path} has no checkpoint yet: train it for some steps (checkpoints.every)")
+        raise UserError(f"{folder.path} has no checkpoint yet: train it for some steps (checkpoints.every)")
     by_step: dict[int, dict[str, Path | None]] = {0: dict.fromkeys(run.trained_policies)}
     learners = set(opponent_pools(run).values())
     if learners == set(run.trained_policies):
@@ -62,7 +63,7 @@ def game_sides(run: RunSettings) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the roles on each of the game's two sides.
 
     Raises:
-        ValueError: the game has not exactly two sides, or the sides cannot be swapped.
+        UserError: the game has not exactly two sides, or the sides cannot be swapped.
     """
     environment = run.environment
     sides = [tuple(side) for side in environment.opposing_sides]
@@ -70,12 +71,12 @@ def game_sides(run: RunSettings) -> tuple[tuple[str, ...], tuple[str, ...]]:
         own_side = tuple(agent.role for agent in run.agents if agent.role not in environment.opponent_roles)
         sides = [own_side, tuple(environment.opponent_roles)]
     if len(sides) != 2:
-        raise ValueError(
+        raise UserError(
             f"environment {environment.name!r}: a league is of games between two sides, and this recipe's has "
             f"{len(sides) or 'none'}; a text game with opponent = 'self', 'frozen' or 'pool' has two"
         )
     if environment.opponent_roles and len(sides[0]) != len(sides[1]):
-        raise ValueError("environment.seats: versions change sides, so both need as many agents; add those that lack")
+        raise UserError("environment.seats: versions change sides, so both need as many agents; add those that lack")
     return sides[0], sides[1]
 
 
@@ -178,17 +179,17 @@ def play_league(
         advance: progress callback.
 
     Raises:
-        ValueError: the game has not exactly two sides, the run has fewer than two versions, or no match could be
+        UserError: the game has not exactly two sides, the run has fewer than two versions, or no match could be
             scored.
     """
     if matches < 2 or matches % 2:
-        raise ValueError(f"matches = {matches}: every start is played from both sides; give an even number")
+        raise UserError(f"matches = {matches}: every start is played from both sides; give an even number")
     sides = game_sides(run)
     versions = find_versions(run, folder, max_versions)
     names, tasks = list(versions), read_tasks(run.environment, "test")
     pairs = list(combinations(range(len(names)), 2))
     if not pairs:
-        raise ValueError(f"{folder.path} has one version alone; train it further, or allow for more")
+        raise UserError(f"{folder.path} has one version alone; train it further, or allow for more")
     advance(len(pairs) * matches)
     attempts = [
         attempt for pair in pairs for attempt in pair_attempts(run, sides, tasks, [names[n] for n in pair], matches)
@@ -201,7 +202,7 @@ def play_league(
     ]
     failed = sum(pair_result.failed for pair_result in pair_results)
     if not any(pair_result.tally.matches for pair_result in pair_results):
-        raise ValueError(f"no match could be scored: {episodes[0].error}")
+        raise UserError(f"no match could be scored: {episodes[0].error}")
     notes = [f"{failed} of {len(episodes)} matches could not be scored, and count for nobody"] if failed else []
     version_ratings = fit_ratings(len(names), [pair_result.tally for pair_result in pair_results])
     exploitability = _compute_exploitability(run, names, episodes)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from marft.common.errors import UserError
 from marft.config.interfaces.credit import Floats
 from marft_lab.league.pool import ELO_SCALE
 
@@ -60,11 +61,11 @@ def fit_ratings(players: int, records: Sequence[MatchRecord]) -> list[EloRating]
         records: results of the pairs.
 
     Raises:
-        ValueError: no matches.
+        UserError: no matches.
     """
     non_empty = [record for record in records if record.matches]
     if not non_empty:
-        raise ValueError("there are no matches to rate players by")
+        raise UserError("there are no matches to rate players by")
     features, counts = _outcome_features(players, non_empty)
     x = np.zeros(features.shape[2])
     hessian = np.eye(len(x))

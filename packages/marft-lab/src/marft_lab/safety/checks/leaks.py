@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
+from marft.common.errors import UserError
 from marft.config.settings import Names
 from marft_lab.safety.agent_outputs import Check, EpisodeOutputs, OutputPlace
 
@@ -24,7 +25,7 @@ def normalize_secret(text: str) -> str:
 def _check_length(secrets: tuple[str, ...]) -> tuple[str, ...]:
     short = [secret for secret in secrets if len(normalize_secret(secret)) < MIN_SECRET_CHARS]
     if short:
-        raise ValueError(
+        raise UserError(
             f"a secret of fewer than {MIN_SECRET_CHARS} letters and digits is said by chance; give longer ones"
         )
     return secrets

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from marft.cli.app import OVERRIDE_CONTEXT, command_group
+from marft.common.errors import UserError
 
 app = command_group()
 
@@ -61,11 +62,11 @@ def serve(
     overrides, second = parse_overrides(context, team), None
     if shadow is not None:
         if record is None:
-            raise ValueError("--shadow: it plays what is recorded, and nothing is; name a folder with --record")
+            raise UserError("--shadow: it plays what is recorded, and nothing is; name a folder with --record")
         overrides, changes = serving.split_overrides(overrides)
         second = ShadowTeam(shadow, shadow_checkpoint, changes, trust_code, record, shadow_output, grade)
     elif shadow_output or grade or shadow_checkpoint != "best":
-        raise ValueError(
+        raise UserError(
             "--shadow-checkpoint, --shadow-output and --grade are of a shadow; name the second team with --shadow"
         )
     listen, limits = (host, port, token, no_token), (concurrency, queue, timeout, grace)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from marft.cli.app import OVERRIDE_CONTEXT, JsonOption, QuietOption, command_group
+from marft.common.errors import UserError
 
 TracesOption = Annotated[
     list[Path] | None, typer.Option("--traces", help="Conversations or spans, JSON lines; repeat the option.")
@@ -114,7 +115,7 @@ def view(
     from marft.common.packages import install_command
 
     if any(find_spec(name) is None for name in ("fastapi", "uvicorn")):
-        raise ValueError(f"the viewer needs packages that are not installed: {install_command('viewer')}")
+        raise UserError(f"the viewer needs packages that are not installed: {install_command('viewer')}")
     from marft_serve.viewer.app import run_viewer
 
     console = wide_console()

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from marft.agents.chat import Constraint
 from marft.agents.prompt_messages import ChatMessage, parse_arguments
+from marft.common.errors import UserError
 from marft.common.texts import replace_surrogates
 from marft.common.types import Tool
 from marft_serve.gateway.errors import RequestError, invalid_error
@@ -99,14 +100,14 @@ def check_size(body: bytes, max_containers: int = MAX_CONTAINERS, max_values: in
 
 def _parse_int(text: str) -> int:
     if len(text) > MAX_NUMBER_DIGITS:
-        raise ValueError(f"a number has at most {MAX_NUMBER_DIGITS} digits, and one has {len(text)}")
+        raise UserError(f"a number has at most {MAX_NUMBER_DIGITS} digits, and one has {len(text)}")
     return int(text)
 
 
 def _parse_float(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{text[:32]} is no finite number, and no response could say it")
+        raise UserError(f"{text[:32]} is no finite number, and no response could say it")
     return number
 
 

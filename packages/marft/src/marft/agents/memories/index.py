@@ -13,6 +13,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.agents.memories.buffered import BufferedMemory, EntryBuffer
+from marft.common.errors import UserError
 from marft.config.interfaces.memory import MAX_TEXT_DIVISOR, Entry, ForgetResult, MemorySystem, TokenCounter, Work
 from marft.config.plugins import import_object
 from marft.config.python_objects import ImportPath
@@ -69,14 +70,14 @@ def validate_embeddings(result: object, count: int, dimensions: int, name: str) 
     """Return a user function's vectors, scaled to length 1, [n, d].
 
     Raises:
-        ValueError: the result is not one vector of ``dimensions`` finite numbers for each text.
+        UserError: the result is not one vector of ``dimensions`` finite numbers for each text.
     """
     try:
         array = np.asarray(result, np.float64)
     except (TypeError, ValueError):
         array = np.zeros(0)
     if array.shape != (count, dimensions) or not np.isfinite(array).all():
-        raise ValueError(
+        raise UserError(
             f"embed {name!r} must give a vector of {dimensions} finite numbers for each of {count} texts; it gave "
             f"{'x'.join(map(str, array.shape))}: set dimensions to the length of its vectors"
         )

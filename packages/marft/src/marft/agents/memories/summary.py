@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from marft.agents.memories.buffered import ENTRY_BYTES, utf8_size
 from marft.agents.memories.selection import Keys, NumberedText, has_source, merge_keys, select_fitting, word_set
+from marft.common.errors import UserError
 from marft.common.texts import replace_surrogates
 from marft.config.interfaces.memory import Entry, ForgetResult, Kind, MemorySystem, ReadResult, TokenCounter, Work
 from marft.config.plugins import import_object
@@ -75,7 +76,7 @@ def summarize_with(function: Callable[[Sequence[str], int], object], name: str) 
     The function receives the texts and a token budget. It returns fewer texts, or a coroutine that does.
 
     Raises:
-        ValueError: at the call, if the function does not return a list of texts.
+        UserError: at the call, if the function does not return a list of texts.
     """
 
     async def summarize(lines: Sequence[SummaryLine], size: int, count: TokenCounter) -> list[SummaryLine]:  # noqa: ARG001
@@ -83,7 +84,7 @@ def summarize_with(function: Callable[[Sequence[str], int], object], name: str) 
         result = function([line.text for line in lines], size)
         texts = await result if isawaitable(result) else result
         if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
-            raise ValueError(f"condense {name!r} must give a list of texts; it gave a {type(texts).__name__}")
+            raise UserError(f"condense {name!r} must give a list of texts; it gave a {type(texts).__name__}")
         return assign_keys(lines, [replace_surrogates(text) for text in texts])
 
     return summarize

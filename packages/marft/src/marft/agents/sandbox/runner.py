@@ -20,6 +20,7 @@ from pydantic import Field
 
 from marft.agents.sandbox import group
 from marft.agents.sandbox.call_filter import ARCHITECTURES, build_filter
+from marft.common.errors import UserError
 from marft.config.settings import Settings
 
 Limit = Annotated[int, Field(ge=1, le=10**8)]
@@ -65,7 +66,7 @@ def find_requirements() -> dict[str, Any]:
     environment, this is the base interpreter, which has the standard library.
 
     Raises:
-        ValueError: the interpreter does not start under the jail's conditions.
+        UserError: the interpreter does not start under the jail's conditions.
     """
     python = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
     try:
@@ -74,7 +75,7 @@ def find_requirements() -> dict[str, Any]:
         )
         return dict(json.loads(completed.stdout))
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        raise ValueError(f"{python} does not say what it needs: {error}") from error
+        raise UserError(f"{python} does not say what it needs: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ def run_python(
         files: contents of the working folder, by relative path.
 
     Raises:
-        ValueError: the settings require isolation, and the machine offers none.
+        UserError: the settings require isolation, and the machine offers none.
     """
     settings = settings or SandboxSettings()
     require_isolation(settings)
@@ -126,10 +127,10 @@ def require_isolation(settings: SandboxSettings) -> None:
     """Check the machine for isolation, if the settings require it.
 
     Raises:
-        ValueError: the settings require isolation, and the machine offers none.
+        UserError: the settings require isolation, and the machine offers none.
     """
     if settings.isolation == "required" and (problem := isolation_problem()):
-        raise ValueError(
+        raise UserError(
             f"code cannot be run safely here: {problem}. Allow unprivileged user namespaces "
             "(sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0, "
             "user.max_user_namespaces > 0; in Docker --security-opt seccomp=unconfined), or accept the risk "

@@ -35,6 +35,7 @@ from pydantic import (
 from pydantic.errors import PydanticSchemaGenerationError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
+from marft.common.errors import UserError
 from marft.common.texts import format_error
 from marft.common.types import Task, Tool
 from marft.config.interfaces.environment import TOOL_ATTRIBUTE, Session
@@ -87,7 +88,7 @@ class Function:
         """Read a function's signature.
 
         Raises:
-            ValueError: an argument has no type hint, a type without a JSON schema, or takes any number of values; or
+            UserError: an argument has no type hint, a type without a JSON schema, or takes any number of values; or
                 the return type never has a JSON form.
         """
         try:
@@ -95,7 +96,7 @@ class Function:
         except (NameError, TypeError, PydanticUserError) as error:
             name = getattr(function, "__name__", repr(function))
             problem = f"tool {name!r}: its type hints say nothing that JSON can: {format_error(error)}"
-            raise ValueError(problem) from error
+            raise UserError(problem) from error
 
     @staticmethod
     def _from_signature(function: Callable[..., object], method: bool) -> Function:
@@ -104,16 +105,16 @@ class Function:
         fields: dict[str, Any] = {}
         for parameter in list(inspect.signature(function).parameters.values())[int(method) :]:
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-                raise ValueError(f"tool {name!r}: every argument needs a name; {parameter} has none")
+                raise UserError(f"tool {name!r}: every argument needs a name; {parameter} has none")
             if parameter.name not in hints:
-                raise ValueError(f"tool {name!r}: its argument {parameter.name!r} needs a type hint")
+                raise UserError(f"tool {name!r}: its argument {parameter.name!r} needs a type hint")
             default = ... if parameter.default is parameter.empty else parameter.default
             # an argument name must not shadow an attribute of pydantic models
             fields[f"argument_{parameter.name}"] = (hints[parameter.name], Field(default, alias=parameter.name))
         returned = hints.get("return", Any)
         if not _has_json_form(returned):
             type_name = returned.__name__ if isinstance(returned, type) else str(returned)
-            raise ValueError(f"tool {name!r}: it returns {type_name}, which cannot be written as JSON; {RETURN_HINT}")
+            raise UserError(f"tool {name!r}: it returns {type_name}, which cannot be written as JSON; {RETURN_HINT}")
         model = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
         parameters = model.model_json_schema(by_alias=True)
         parameters.pop("title", None)
@@ -124,13 +125,13 @@ class Function:
         """Return validated arguments for the function.
 
         Raises:
-            ValueError: the arguments are invalid; the message is for the agent.
+            UserError: the arguments are invalid; the message is for the agent.
         """
         try:
             bound = self.arguments.model_validate(dict(arguments))
         except ValidationError as error:
             problems = "; ".join(f"{'.'.join(map(str, p['loc'])) or 'arguments'}: {p['msg']}" for p in error.errors())
-            raise ValueError(problems) from None
+            raise UserError(problems) from None
         return {name.removeprefix("argument_"): getattr(bound, name) for name in self.parameters}
 
 
@@ -186,13 +187,13 @@ class SessionSource(ToolSource):
     """Tool source for an environment session: its methods marked as tools.
 
     Raises:
-        ValueError: no method is marked.
+        UserError: no method is marked.
     """
 
     def __init__(self, session: type) -> None:
         marked = [m for _, m in inspect.getmembers(session, inspect.isfunction) if hasattr(m, TOOL_ATTRIBUTE)]
         if not marked:
-            raise ValueError(f"{session.__name__} has no methods that are marked with @tool")
+            raise UserError(f"{session.__name__} has no methods that are marked with @tool")
         self.functions = {method.__name__: Function.from_function(method, method=True) for method in marked}
 
     @property
@@ -213,15 +214,15 @@ class SessionSource(ToolSource):
 def _find_functions(target: Callable[..., object]) -> dict[str, Function]:
     if not isinstance(target, type):
         if not inspect.isfunction(target):
-            raise ValueError(f"{target!r} is neither a function nor a class")
+            raise UserError(f"{target!r} is neither a function nor a class")
         return {target.__name__: Function.from_function(target)}
     methods = {name: method for name, method in inspect.getmembers(target, inspect.isfunction) if _is_tool(name)}
     if not methods:
-        raise ValueError(f"{target.__name__} has no public methods that could be tools")
+        raise UserError(f"{target.__name__} has no public methods that could be tools")
     try:
         inspect.signature(target).bind(None, 0)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{target.__name__}(task, seed) is how an object of it is made, but: {error}") from error
+        raise UserError(f"{target.__name__}(task, seed) is how an object of it is made, but: {error}") from error
     return {
         name: Function.from_function(method, not isinstance(inspect.getattr_static(target, name), staticmethod))
         for name, method in methods.items()
@@ -236,7 +237,7 @@ async def result_text(result: object) -> str:
     """Return a result as text. Awaitables are awaited, generators are collected.
 
     Raises:
-        ValueError: the result has no JSON form, or yields more than ``MAX_ITEMS`` items.
+        UserError: the result has no JSON form, or yields more than ``MAX_ITEMS`` items.
     """
     if isinstance(result, Awaitable):
         result = await result
@@ -252,7 +253,7 @@ async def result_text(result: object) -> str:
     try:
         return json.dumps(to_jsonable_python(result, fallback=_to_python), ensure_ascii=False)
     except (PydanticSerializationError, UnicodeDecodeError, TypeError, ValueError, RecursionError) as error:
-        raise ValueError(
+        raise UserError(
             f"the tool returned a {type(result).__name__} that is no JSON ({error}); {RETURN_HINT}"
         ) from error
 
@@ -294,7 +295,7 @@ def _to_python(value: object) -> object:
 
     Raises:
         TypeError: the value has no JSON form.
-        ValueError: an iterable yields more than ``MAX_ITEMS`` items.
+        UserError: an iterable yields more than ``MAX_ITEMS`` items.
     """
     to_list, is_missing = getattr(value, "tolist", None), getattr(value, "isna", None)
     if callable(to_list) and not isinstance(value, type):
@@ -310,5 +311,5 @@ def _to_python(value: object) -> object:
 
 def _check_count(item: Any, place: int) -> Any:
     if place >= MAX_ITEMS:
-        raise ValueError(f"it yields more than {MAX_ITEMS:,} items")
+        raise UserError(f"it yields more than {MAX_ITEMS:,} items")
     return item

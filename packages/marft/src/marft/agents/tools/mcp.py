@@ -29,6 +29,7 @@ from marft.agents.tools.transports import (
     redirect_library_log,
     standard_streams,
 )
+from marft.common.errors import UserError
 from marft.common.packages import install_command
 from marft.common.processes import SUBREAPER
 from marft.common.texts import single_line
@@ -117,24 +118,24 @@ class MCP(ToolProvider):
     @model_validator(mode="after")
     def _check_transport(self) -> MCP:
         if bool(self.command) == bool(self.url):
-            raise ValueError("needs either a command that starts the server, or its url")
+            raise UserError("needs either a command that starts the server, or its url")
         way = "url" if self.url else "command"
         unused_keys = ("env_variables", "folder", "log") if self.url else ("header_variables",)
         idle = [key for key in unused_keys if getattr(self, key)]
         if idle:
-            raise ValueError(f"{', '.join(idle)} would do nothing for a server with a {way}; remove it")
+            raise UserError(f"{', '.join(idle)} would do nothing for a server with a {way}; remove it")
         return self
 
     def connect(self) -> ToolSource:
         """Return the tool source for the run.
 
         Raises:
-            ValueError: the server cannot be started or reached, or lacks a requested tool.
+            UserError: the server cannot be started or reached, or lacks a requested tool.
         """
         if self.command and shutil.which(self.command[0]) is None:
-            raise ValueError(f"there is no program {self.command[0]!r}")
+            raise UserError(f"there is no program {self.command[0]!r}")
         if find_spec("mcp") is None:
-            raise ValueError(f"MCP needs a package that is not installed: {install_command('mcp')}")
+            raise UserError(f"MCP needs a package that is not installed: {install_command('mcp')}")
         connection = Connection(self)
         try:
             chosen = self._select_tools(connection.tools())
@@ -153,7 +154,7 @@ class MCP(ToolProvider):
         if missing:
             shown_names = ", ".join(single_line(name[:MAX_NAME_CHARACTERS]) for name in names[:MAX_SHOWN_NAMES])
             more = f" and {len(names) - MAX_SHOWN_NAMES:,} more" if len(names) > MAX_SHOWN_NAMES else ""
-            raise ValueError(f"the server has no tool {', '.join(missing)}; it has {shown_names}{more}")
+            raise UserError(f"the server has no tool {', '.join(missing)}; it has {shown_names}{more}")
         return [tool for tool in available if not self.only or tool.name in self.only]
 
 
@@ -241,12 +242,12 @@ class Connection:
         """Return the server's tools.
 
         Raises:
-            ValueError: the server cannot be reached.
+            UserError: the server cannot be reached.
         """
         try:
             return asyncio.run_coroutine_threadsafe(self._list_tools(), self._thread.loop).result()
         except Exception as error:  # noqa: BLE001  an external server can cause any error
-            raise ValueError(f"cannot connect to {self.address}: {_first_cause(error, self.settings)}") from None
+            raise UserError(f"cannot connect to {self.address}: {_first_cause(error, self.settings)}") from None
 
     async def call(self, tool: str, arguments: Mapping[str, object]) -> str:
         """Call a tool; works from any event loop.
@@ -308,9 +309,9 @@ class Connection:
                     if not cursor:
                         break
         except TimeoutError:
-            raise ValueError(link.explain_error(_timeout_error(self.settings))) from None
+            raise UserError(link.explain_error(_timeout_error(self.settings))) from None
         except MCPError as error:
-            raise ValueError(link.explain_error(error)) from None
+            raise UserError(link.explain_error(error)) from None
         return tools
 
     async def _connect(self) -> _Link:
@@ -364,7 +365,7 @@ class _Link:
         """Return the client once connected; a cancelled caller does not affect other callers.
 
         Raises:
-            ValueError: the server did not respond in time.
+            UserError: the server did not respond in time.
         """
         return await asyncio.shield(self._client)
 
@@ -454,12 +455,12 @@ def _http_client(settings: MCP, limiter: ServerTraffic) -> AsyncClient:
 
 def _read_variable(name: str) -> str:
     if name not in os.environ:
-        raise ValueError(f"the environment variable {name} is not set")
+        raise UserError(f"the environment variable {name} is not set")
     return os.environ[name]
 
 
 def _timeout_error(settings: MCP) -> ValueError:
-    return ValueError(f"it did not answer in {settings.connect_seconds:g} s (connect_seconds)")
+    return UserError(f"it did not answer in {settings.connect_seconds:g} s (connect_seconds)")
 
 
 def _first_cause(error: BaseException, settings: MCP) -> str:

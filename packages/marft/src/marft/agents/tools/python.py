@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from marft.agents.sandbox.runner import RunResult, SandboxSettings, require_isolation, run_python
+from marft.common.errors import UserError
 from marft.common.types import Tool
 from marft.config.interfaces.tools import StatelessSource, ToolProvider
 
@@ -27,7 +28,7 @@ class Python(ToolProvider):
         """Return the tool source for the run.
 
         Raises:
-            ValueError: the limits require isolation, and the machine offers none.
+            UserError: the limits require isolation, and the machine offers none.
         """
         require_isolation(self.limits)
         return PythonSource(self.limits)
@@ -65,7 +66,7 @@ class PythonSource(SandboxSource):
         """Run the program in a jail and return its output."""
         code = arguments.get("code")
         if not isinstance(code, str):
-            raise ValueError('code must be a string, such as {"code": "print(2 + 3)"}')
+            raise UserError('code must be a string, such as {"code": "print(2 + 3)"}')
         return format_result(run_python(code, self.limits))
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from marft.agents.agents import ToolUse
 from marft.agents.tools.functions import SessionSource
 from marft.agents.tools.skills import Skill, SkillSource, read_skill
+from marft.common.errors import UserError
 from marft.common.types import AgentProfile, Tool
 from marft.config.agents import AgentSettings
 from marft.config.interfaces.tools import ToolProvider, ToolSource
@@ -20,7 +21,7 @@ class RunTools:
     """Tool sources and skills of a recipe; call :meth:`close` at the end.
 
     Raises:
-        ValueError: a tool source is not available, or an environment offers no tools.
+        UserError: a tool source is not available, or an environment offers no tools.
     """
 
     def __init__(self, run: RunSettings) -> None:
@@ -49,17 +50,17 @@ class RunTools:
         """Return an agent's profile with skills and tools added, and its tool limits.
 
         Raises:
-            ValueError: two tools have the same name, or a source's own time limit exceeds the agent's timeout.
+            UserError: two tools have the same name, or a source's own time limit exceeds the agent's timeout.
         """
         names = [*agent.tools, *map(_skill_name, agent.skills)]
         named_tools = [(tool, name) for name in names for tool in self._tools[name]]
         sources = {tool.name: name for tool, name in named_tools}
         twice = sorted(name for name, count in Counter(tool.name for tool, _ in named_tools).items() if count > 1)
         if twice:
-            raise ValueError(f"agents.{agent.role}.tools: two tools are called {', '.join(twice)}; leave one out")
+            raise UserError(f"agents.{agent.role}.tools: two tools are called {', '.join(twice)}; leave one out")
         for name in names:
             if self.sources[name].max_seconds > agent.tool_use.timeout_seconds:
-                raise ValueError(
+                raise UserError(
                     f"agents.{agent.role}.tool_use.timeout_seconds: a call of {name!r} may take "
                     f"{self.sources[name].max_seconds:g} s by its own limits; allow for that, or lower them"
                 )
@@ -80,7 +81,7 @@ class RunTools:
 def _session_source(run: RunSettings) -> SessionSource:
     session = run.environment.tool_class
     if session is None:
-        raise ValueError(
+        raise UserError(
             f"agents.….tools: environment {run.environment.name!r} brings no tools; give its class "
             "session: ClassVar[type] = … and mark methods of that one with @tool (marft.config.interfaces.environment)"
         )
@@ -95,4 +96,4 @@ def _connect(name: str, plugin: ToolProvider) -> ToolSource:
     try:
         return plugin.connect()
     except ValueError as error:
-        raise ValueError(f"tools.{name}: {error}") from error
+        raise UserError(f"tools.{name}: {error}") from error

@@ -17,6 +17,7 @@ import yaml
 from marft.agents.sandbox.runner import SandboxSettings, require_isolation, run_python
 from marft.agents.tools.python import SandboxSource, format_result
 from marft.common.atomic import read_text
+from marft.common.errors import UserError
 from marft.common.types import Tool
 
 HEADER = re.compile(r"\A---\s*\n(.*?)\n---\s*\n?(.*)\Z", re.DOTALL)
@@ -67,7 +68,7 @@ def read_skill(folder: str) -> Skill:
     """Read a skill's folder.
 
     Raises:
-        ValueError: the folder has no valid SKILL.md with a name and a description, is too large, or contains links
+        UserError: the folder has no valid SKILL.md with a name and a description, is too large, or contains links
             that lead out of it.
     """
     path = Path(folder)
@@ -75,10 +76,10 @@ def read_skill(folder: str) -> Skill:
     paths = sorted(path.rglob("*"))
     for link in paths:
         if link.is_symlink() and not link.resolve().is_relative_to(path.resolve()):
-            raise ValueError(f"the skill at {folder}: {link.relative_to(path)} is a link that leads out of the folder")
+            raise UserError(f"the skill at {folder}: {link.relative_to(path)} is a link that leads out of the folder")
     files = [file for file in paths if file.is_file() and file.name != "SKILL.md"]
     if sum(file.stat().st_size for file in files) > MAX_FOLDER_BYTES:
-        raise ValueError(f"the skill at {folder} is larger than {MAX_FOLDER_BYTES >> 20} MiB")
+        raise UserError(f"the skill at {folder} is larger than {MAX_FOLDER_BYTES >> 20} MiB")
     contents = {file.relative_to(path).as_posix(): file.read_bytes() for file in files}
     return Skill(name, description, instructions, contents)
 
@@ -89,11 +90,11 @@ def _read_header(path: Path) -> tuple[str, str, str]:
         parts = HEADER.match(read_text(path / "SKILL.md"))
         header = yaml.safe_load(parts[1]) if parts else None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"cannot read the skill at {path}: {error}") from error
+        raise UserError(f"cannot read the skill at {path}: {error}") from error
     if not isinstance(header, dict) or not all(isinstance(header.get(key), str) for key in ("name", "description")):
-        raise ValueError(f"{path / 'SKILL.md'} must begin with a header of ---, name: …, description: …, ---")
+        raise UserError(f"{path / 'SKILL.md'} must begin with a header of ---, name: …, description: …, ---")
     if not re.match("[A-Za-z]", header["name"]):
-        raise ValueError(
+        raise UserError(
             f"{path / 'SKILL.md'}: name must begin with a letter from a to z; its tools are called after it"
         )
     assert parts
@@ -136,7 +137,7 @@ class SkillSource(SandboxSource):
         script = _get_choice(arguments, "script", self.skill.scripts)
         words, stdin = arguments.get("arguments", []), arguments.get("input", "")
         if not isinstance(words, list) or not isinstance(stdin, str):
-            raise ValueError("arguments must be a list of strings, and input a string")
+            raise UserError("arguments must be a list of strings, and input a string")
         code = SCRIPT_TEMPLATE.format(argv=[script, *map(str, words)])
         return format_result(run_python(code, self.limits, stdin, self.skill.files))
 
@@ -144,5 +145,5 @@ class SkillSource(SandboxSource):
 def _get_choice(arguments: Mapping[str, object], key: str, choices: Sequence[str]) -> str:
     value = arguments.get(key)
     if value not in choices:
-        raise ValueError(f"{key} must be one of {', '.join(choices)}")
+        raise UserError(f"{key} must be one of {', '.join(choices)}")
     return str(value)

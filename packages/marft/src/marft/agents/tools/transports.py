@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from marft.common.errors import UserError
 from marft.common.texts import format_error, single_line
 from marft.common.types import Tool
 
@@ -36,7 +37,7 @@ POLL_SECONDS = 0.01
 CHUNK = 65536
 
 
-class LimitExceededError(ValueError):
+class LimitExceededError(UserError):
     """MCP server exceeded a limit."""
 
 
@@ -152,7 +153,7 @@ def check_tool_sizes(tools: Sequence[Tool], server: str) -> None:
     """Check the sizes of an agent's tools.
 
     Raises:
-        ValueError: a tool, or all tools together, exceed a size limit. The message names the tool and a remedy.
+        UserError: a tool, or all tools together, exceed a size limit. The message names the tool and a remedy.
     """
     total = 0
     for tool in tools:
@@ -163,13 +164,13 @@ def check_tool_sizes(tools: Sequence[Tool], server: str) -> None:
         }
         for part, (size, max_size) in sizes.items():
             if size > max_size:
-                raise ValueError(
+                raise UserError(
                     f"{server}: the {part} of its tool {single_line(tool.name[:MAX_QUOTED_CHARACTERS])!r} has {size:,} "
                     f"characters, more than {max_size:,}; name in only the tools that agents need, without this one"
                 )
         total += sum(size for size, _ in sizes.values())
     if total > MAX_TOTAL_CHARACTERS:
-        raise ValueError(
+        raise UserError(
             f"{server}: its {len(tools):,} tools have {total:,} characters, more than {MAX_TOTAL_CHARACTERS:,}; "
             "name in only those that agents need"
         )

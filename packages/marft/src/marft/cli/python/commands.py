@@ -23,7 +23,7 @@ from marft.cli.python.arguments import (
 )
 from marft.cli.python.run import Run
 from marft.common.callbacks import Callback
-from marft.common.errors import RunError
+from marft.common.errors import RunError, UserError
 from marft.config.load import load_recipe as read_recipe
 from marft.config.load import parse_recipe, to_toml
 from marft.config.paths import RECIPE_FOLDER, expand_user
@@ -54,7 +54,7 @@ def load_recipe(
     Functions and classes are allowed wherever a recipe file has import paths.
 
     Raises:
-        ValueError: a key or value is wrong; the message names it and the remedy.
+        UserError: a key or value is wrong; the message names it and the remedy.
     """
     arguments, tables = _split_changes(changes, more)
     given = to_objects(given)
@@ -66,7 +66,7 @@ def load_recipe(
             {"name": "run", RECIPE_FOLDER: str(Path.cwd()), **recipe}, arguments, "recipe", tables, given
         )
     if not is_path(recipe):
-        raise ValueError(
+        raise UserError(
             "a recipe is a file, the name of a bundled one, tables, or what marft.load_recipe gives; this is of type "
             f"{type(recipe).__name__}"
         )
@@ -81,7 +81,7 @@ def load_run(path: str | Path, *, given: Iterable[Any] = ()) -> Run:
         given: Python objects that its recipe refers to by placeholder, for evaluation.
 
     Raises:
-        ValueError: the folder is not a run.
+        UserError: the folder is not a run.
     """
     check_path(path, "a run")
     return Run(RunFolder.open(path), tuple(to_objects(given)))
@@ -117,13 +117,13 @@ def train(
         more: as in :func:`load_recipe`.
 
     Raises:
-        ValueError: the recipe or the folder is invalid. The folder is then unchanged.
+        UserError: the recipe or the folder is invalid. The folder is then unchanged.
         RunError: no episode of a step could be scored, or writing failed.
     """
     settings, folder = resolve_run(recipe, changes, given, _merge_program(program, more))
     if resume_or_start:
         if resume or overwrite:
-            raise ValueError("resume_or_start goes on where there is a run; leave out resume and overwrite")
+            raise UserError("resume_or_start goes on where there is a run; leave out resume and overwrite")
         if start_from is not None:
             check_path(start_from, "start_from: a checkpoint")
         folder = folder or RunFolder(Path(settings.output) / settings.name)
@@ -216,7 +216,7 @@ def evaluate(
         more: as in :func:`load_recipe`.
 
     Raises:
-        ValueError: a checkpoint is missing or damaged, a mode is unknown, the recipe is invalid, or its tasks differ
+        UserError: a checkpoint is missing or damaged, a mode is unknown, the recipe is invalid, or its tasks differ
             from the scenarios.
         RunError: writing failed.
     """
@@ -226,7 +226,7 @@ def evaluate(
     if scenarios is not None:
         check_path(scenarios, "scenarios: a file")
         if modes or tasks or attempts:
-            raise ValueError("scenarios say what is played; leave out modes, tasks and attempts")
+            raise UserError("scenarios say what is played; leave out modes, tasks and attempts")
     settings, folder = resolve_run(recipe, changes, given, _merge_program(program, more))
     settings, changed = apply_team(settings, folder, reorganized)
     with explain_file_errors():
@@ -272,7 +272,7 @@ def compare(
         after_as: name of the changed team of the second side; the first side is the trained team.
 
     Raises:
-        ValueError: the sides have no common evaluation, different tasks under the same names, or different tool
+        UserError: the sides have no common evaluation, different tasks under the same names, or different tool
             definitions; or a gate or field is invalid.
     """
     from marft.evaluation.comparison import compare_evaluations
@@ -296,14 +296,14 @@ def _merge_program(program: Callable[..., Any] | None, more: Mapping[str, Any]) 
     """Return changes by key, with a program in place of the organization.
 
     Raises:
-        ValueError: the program is not callable, or another organization is given as well.
+        UserError: the program is not callable, or another organization is given as well.
     """
     if program is None:
         return dict(more)
     if not callable(program):
-        raise ValueError(f"program is a function, solve(task, clients), and this is of type {type(program).__name__}")
+        raise UserError(f"program is a function, solve(task, clients), and this is of type {type(program).__name__}")
     if "team" in more:
-        raise ValueError("program and team both say how the team is organized; give one of them")
+        raise UserError("program and team both say how the team is organized; give one of them")
     return {**more, "team": {"organization": "program", "call": program}}
 
 
@@ -369,17 +369,17 @@ def apply_team(
         change: file of a team change, or its tables with a ``name``; None: no change.
 
     Raises:
-        ValueError: the team change is missing or invalid, or has no effect.
+        UserError: the team change is missing or invalid, or has no effect.
     """
     trained = folder.relocated_settings(objects=run.python_objects.values()) if folder else run
     plan = None
     if isinstance(change, Mapping):
         if not isinstance(change.get("name"), str):
-            raise ValueError("reorganized: tables have a name, which evaluations bear: {'name': 'tree', 'team': …}")
+            raise UserError("reorganized: tables have a name, which evaluations bear: {'name': 'tree', 'team': …}")
         plan = TeamChange(change["name"], {key: value for key, value in change.items() if key != "name"})
     elif change is not None:
         if not is_path(change):
-            raise ValueError(f"reorganized is a file or its tables, and this is of type {type(change).__name__}")
+            raise UserError(f"reorganized is a file or its tables, and this is of type {type(change).__name__}")
         plan = read_team_change(change)
     evaluated = apply_team_change(run, plan) if plan else run
     return evaluated, describe_team_change(trained, evaluated, plan)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from marft.cli.python.arguments import check_count, check_text
+from marft.common.errors import UserError
 from marft.config.run import CheckpointSettings
 from marft.config.settings import did_you_mean
 from marft.runs.run_folder import RunFolder, parse_step
@@ -37,7 +38,7 @@ class Run:
         """The complete recipe, as tables.
 
         Raises:
-            ValueError: the recipe cannot be read.
+            UserError: the recipe cannot be read.
         """
         return self.folder.read_recipe().model_dump()
 
@@ -77,7 +78,7 @@ class Run:
             count: maximum number; 0: all.
 
         Raises:
-            ValueError: the step has no recording, the role is unknown, or the order is invalid.
+            UserError: the step has no recording, the role is unknown, or the order is invalid.
         """
         from marft.evaluation.transcripts import Order, read_task_episodes, select_attempts, sort_episodes
 
@@ -86,13 +87,13 @@ class Run:
         for text, label in ((agent, "agent"), (task, "task")):
             check_text(text, label)
         if order not in get_args(Order):
-            raise ValueError(f"order: {order!r} is none of {', '.join(filter(None, get_args(Order)))}")
+            raise UserError(f"order: {order!r} is none of {', '.join(filter(None, get_args(Order)))}")
         file = self.folder.find_recorded(step)
         selected = sort_episodes(select_attempts(read_task_episodes(file, task), task), order)
         if agent:
             roles = {action.agent for episode in selected for action in episode.actions}
             if selected and agent not in roles:
-                raise ValueError(f"nobody called {agent!r} acted here{did_you_mean(agent, roles)}")
+                raise UserError(f"nobody called {agent!r} acted here{did_you_mean(agent, roles)}")
             selected = [replace(e, actions=tuple(a for a in e.actions if a.agent == agent)) for e in selected]
         return selected[: count or None]
 
@@ -105,7 +106,7 @@ class Run:
         """Return a checkpoint's folder: ``last``, ``best`` or ``step_000050``.
 
         Raises:
-            ValueError: the checkpoint does not exist.
+            UserError: the checkpoint does not exist.
         """
         from marft.runs.checkpoints import CheckpointManager
 
@@ -115,7 +116,7 @@ class Run:
         """Return adapter folders in PEFT format, by policy.
 
         Raises:
-            ValueError: the checkpoint does not exist.
+            UserError: the checkpoint does not exist.
         """
         paths = sorted((self.checkpoint(checkpoint) / "policies").iterdir())
         return {folder.name: folder for folder in paths if (folder / "adapter_config.json").is_file()}
@@ -125,7 +126,7 @@ class Run:
         """All saved evaluations.
 
         Raises:
-            ValueError: an evaluation cannot be read.
+            UserError: an evaluation cannot be read.
         """
         return self.folder.read_evaluations()
 

@@ -13,6 +13,7 @@ import tomli_w
 
 from marft.cli.template.tables import NUMBER, VALIDATION_SHARE, AnswerKind, TableInfo
 from marft.common import atomic
+from marft.common.errors import UserError
 from marft.common.texts import single_line, truncate
 from marft.envs.table_rows import format_cell
 
@@ -112,7 +113,7 @@ def write_template(plan: TemplatePlan, rows: str = "") -> list[str]:
         rows: content of ``data.csv``, if the plan has no table file.
 
     Raises:
-        ValueError: a file already exists.
+        UserError: a file already exists.
     """
     files = {
         RECIPE_FILE: render_recipe(plan),
@@ -139,11 +140,11 @@ def check_free(folder: Path, names: Iterable[str]) -> None:
     """Check for existing files in the folder.
 
     Raises:
-        ValueError: a file already exists.
+        UserError: a file already exists.
     """
     existing = [name for name in names if os.path.lexists(folder / name)]
     if existing:
-        raise ValueError(f"{folder} has {', '.join(existing)} already, which stays; name another folder")
+        raise UserError(f"{folder} has {', '.join(existing)} already, which stays; name another folder")
 
 
 def render_recipe(plan: TemplatePlan) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
+from marft.common.errors import UserError
 from marft.config.settings import did_you_mean
 from marft.envs.splits import assign_split_by_share
 from marft.envs.table import render_prompt
@@ -55,7 +56,7 @@ def columns_of(path: Path) -> list[str]:
     """Return the columns in a table's first row.
 
     Raises:
-        ValueError: the table cannot be read, or is empty.
+        UserError: the table cannot be read, or is empty.
     """
     return [str(name) for name in next(iter(read_table(_absolute_path(path), "", "train"))).cells]
 
@@ -83,21 +84,21 @@ def inspect_table(path: Path, question: str = "", answer: str | None = None) -> 
         answer: column with the answers; "": no correct answers; None: guessed by name.
 
     Raises:
-        ValueError: the table cannot be read, or has no such column or no usable row.
+        UserError: the table cannot be read, or has no such column or no usable row.
     """
     columns = columns_of(path)
     for option, column in (("--question", question), ("--answer", answer)):
         if column and column not in columns:
-            raise ValueError(f"{option}: {path} has no column {column!r}{did_you_mean(column, columns)}")
+            raise UserError(f"{option}: {path} has no column {column!r}{did_you_mean(column, columns)}")
     question = question or guess_columns([column for column in columns if column != answer] or columns)[0]
     if answer is None:
         answer = guess_columns([question, *(column for column in columns if column != question)])[1]
     if question == answer:
-        raise ValueError(f"--question and --answer are the same column, {question!r}; name two")
+        raise UserError(f"--question and --answer are the same column, {question!r}; name two")
     rows = list(read_table(_absolute_path(path), "", "train"))
     answered = [row for row in rows if not (answer and is_missing(row.cell(answer)))]
     if not answered:
-        raise ValueError(f"{path}: column {answer!r} is empty in every row; name another one (--answer)")
+        raise UserError(f"{path}: column {answer!r} is empty in every row; name another one (--answer)")
     sums = all(SUM_PATTERN.fullmatch(format_cell(row.cell(question))) for row in answered)
     prompts = [render_prompt(row, SUM_PROMPT if sums else "", question) for row in answered]
     excluded = ["duplicates"] if len(set(prompts)) < len(prompts) else []
@@ -135,12 +136,12 @@ def _answer_kind(rows: Sequence[Row], answer: str) -> AnswerKind:
         return "none"
     cells = [row.cell(answer) for row in rows]
     if any(not isinstance(cell, str | int | float | list) for cell in cells):
-        raise ValueError(
+        raise UserError(
             f"column {answer!r} holds neither texts, nor numbers, nor lists of them; name another (--answer)"
         )
     lists = [isinstance(cell, list) for cell in cells]
     if any(lists) and not all(lists):
-        raise ValueError(f"column {answer!r} holds lists and others; make them all lists, or name another (--answer)")
+        raise UserError(f"column {answer!r} holds lists and others; make them all lists, or name another (--answer)")
     if any(lists):
         return "list"
     return "number" if all(_is_number(format_cell(cell)) for cell in cells) else "text"
@@ -156,4 +157,4 @@ def _choose_test_share(prompts: Sequence[str], path: Path) -> float:
         splits = {assign_split_by_share(prompt, VALIDATION_SHARE, share) for prompt in prompts}
         if {"train", "test"} <= splits:
             return share
-    raise ValueError(f"{path} has too few different questions to train on some and hold out others; add rows")
+    raise UserError(f"{path} has too few different questions to train on some and hold out others; add rows")

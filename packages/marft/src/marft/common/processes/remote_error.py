@@ -5,8 +5,8 @@ from __future__ import annotations
 import traceback
 from dataclasses import dataclass
 
-from marft.common.error_origin import describe_error, raised_by_marft
-from marft.common.errors import RunError
+from marft.common.error_origin import describe_error
+from marft.common.errors import RunError, UserError
 
 
 class RemoteFaultError(Exception):
@@ -32,7 +32,7 @@ class RemoteError:
     def from_error(error: BaseException) -> RemoteError:
         """Serialize an exception."""
         kind = "run" if isinstance(error, RunError) else "fault"
-        if isinstance(error, ValueError) and raised_by_marft(error):
+        if isinstance(error, UserError):
             kind = "value"
         message = describe_error(error) if kind == "fault" else str(error)
         return RemoteError(message, kind, "".join(traceback.format_exception(error)))
@@ -44,7 +44,7 @@ class RemoteError:
             place: the other process, for the message of an unexpected error: ``a worker process``, ``rank 1``.
         """
         if self.kind == "value":
-            return ValueError(self.message)
+            return UserError(self.message)
         if self.kind == "run":
             return RunError(self.message)
         error = RemoteFaultError(f"in {place}: {self.message}")

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from marft.agents.loop_threads import LoopThread
-from marft.common.errors import EpisodeFailedError
+from marft.common.errors import EpisodeFailedError, UserError
 from marft.common.packages import install_command
 from marft.common.texts import single_line, truncate
 from marft.common.usage import Usage
@@ -40,13 +40,13 @@ class Endpoint:
     ``total_usage`` counts the token usage of every response, including unusable responses.
 
     Raises:
-        ValueError: the package ``openai`` is missing or cannot be used, or the environment variable of the API key is
+        UserError: the package ``openai`` is missing or cannot be used, or the environment variable of the API key is
             not set.
     """
 
     def __init__(self, name: str, settings: EndpointSettings, model: str) -> None:
         if find_spec("openai") is None:
-            raise ValueError(f"endpoint {name!r} needs the package openai; run: {install_command('remote')}")
+            raise UserError(f"endpoint {name!r} needs the package openai; run: {install_command('remote')}")
         self.name, self.settings, self.model = name, settings, model
         self.total_usage = Usage()
         self._key = _read_key(name, settings)
@@ -127,7 +127,7 @@ class Endpoint:
                 http_client=DefaultAsyncHttpxClient(event_hooks=hooks),
             )
         except Exception as error:  # noqa: BLE001  errors about proxies and certificates
-            raise ValueError(
+            raise UserError(
                 f"endpoint {self.name!r} cannot be used: {clean_text(str(error), self._secrets)}; check ALL_PROXY, "
                 "HTTPS_PROXY, HTTP_PROXY and SSL_CERT_FILE in the environment"
             ) from None
@@ -146,14 +146,14 @@ def _read_key(name: str, settings: EndpointSettings) -> str:
         return read_api_key(settings.api_key_variable)
     except ValueError as error:
         hint = "; or remove api_key_variable where the server asks for no key"
-        raise ValueError(f"endpoint {name!r}: {error}{hint}") from None
+        raise UserError(f"endpoint {name!r}: {error}{hint}") from None
 
 
 def _fill_options(name: str, options: dict[str, object]) -> dict[str, object]:
     try:
         return fill_variables(options)
     except ValueError as error:
-        raise ValueError(f"endpoint {name!r}: extra_body: {error}") from None
+        raise UserError(f"endpoint {name!r}: extra_body: {error}") from None
 
 
 def to_episode_failure(

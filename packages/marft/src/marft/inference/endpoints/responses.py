@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from marft.common.errors import UserError
 from marft.common.types import FinishReason, ToolCall
 from marft.common.usage import Usage
 from marft.config.endpoint import EndpointSettings
@@ -73,14 +74,14 @@ def parse_body(content: bytes) -> ResponseBody:
     """Parse the body of a chat completion.
 
     Raises:
-        ValueError: the body is not a chat completion; the message gives the reason.
+        UserError: the body is not a chat completion; the message gives the reason.
     """
     try:
         return ResponseBody.model_validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         location = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{location + ': ' if location else ''}{first['msg']}") from error
+        raise UserError(f"{location + ': ' if location else ''}{first['msg']}") from error
 
 
 def compute_usage(body: ResponseBody, settings: EndpointSettings, retries: int) -> Usage:
@@ -108,16 +109,16 @@ def parse_response(body: ResponseBody, usage: Usage, limit: object = None) -> Mo
         limit: maximum number of tokens for the response.
 
     Raises:
-        ValueError: the body contains no usable response; the message gives the reason.
+        UserError: the body contains no usable response; the message gives the reason.
     """
     choice = body.choices[0]
     if choice.finish_reason == "content_filter":
-        raise ValueError("choices.0.finish_reason: content_filter, the server has held it back")
+        raise UserError("choices.0.finish_reason: content_filter, the server has held it back")
     calls = tuple(
         ToolCall(call.function.name, _arguments_json(call.function)) for call in choice.message.tool_calls or ()
     )
     if choice.message.content is None and not calls:
-        raise ValueError("choices.0.message: it has neither content nor tool calls")
+        raise UserError("choices.0.message: it has neither content nor tool calls")
     reason = (choice.finish_reason or "").lower()
     full = not reason and isinstance(limit, int) and 0 < limit <= usage.completion_tokens
     finish: FinishReason = "length" if reason in TRUNCATED_REASONS or full else "stop"

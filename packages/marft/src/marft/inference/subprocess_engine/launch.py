@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from marft.common.errors import UserError
 from marft.common.processes.child_process import python_command
 from marft.common.processes.launcher import Launcher
 from marft.config.bundled import resolve_path
@@ -102,7 +103,7 @@ def open_vllm(
     """Start vLLM for each backbone that the policies use.
 
     Raises:
-        ValueError: the Python is missing or has no vLLM, an adapter's rank is too large, or the GPUs cannot be divided
+        UserError: the Python is missing or has no vLLM, an adapter's rank is too large, or the GPUs cannot be divided
             evenly among the replicas.
         RunError: a process does not start.
     """
@@ -154,7 +155,7 @@ def vllm_command(python: str, descriptor: int) -> Sequence[str]:
     """Return the command for the vLLM server program, on the machine of the process.
 
     Raises:
-        ValueError: the Python is missing or has no vLLM.
+        UserError: the Python is missing or has no vLLM.
     """
     return build_command(find_python("vllm", python), "vllm_server", descriptor)
 
@@ -163,13 +164,13 @@ def vllm_init_message(settings: Vllm, run: RunSettings, models: PolicyRegistry, 
     """Return the first message to a vLLM process, for policies on one backbone.
 
     Raises:
-        ValueError: an adapter's rank is too large.
+        UserError: an adapter's rank is too large.
     """
     policies = [models.policies[name] for name in names]
     ranks = [policy.lora.rank for policy in policies if policy.adapter is not None]
     supported_ranks = [rank for rank in LORA_RANKS if rank >= max(ranks, default=0)]
     if not supported_ranks:
-        raise ValueError(
+        raise UserError(
             f"engine: vllm has room for adapters of rank {LORA_RANKS[-1]}, and one of {names} has {max(ranks)}"
         )
     return EngineInit(
@@ -237,7 +238,7 @@ def make_engine_launcher(run: RunSettings, device: str) -> Launcher:
         device: device name from the recipe.
 
     Raises:
-        ValueError: the run cannot join the cluster.
+        UserError: the run cannot join the cluster.
         RunError: the cluster has no room for the process.
     """
     cluster = find_cluster(run)

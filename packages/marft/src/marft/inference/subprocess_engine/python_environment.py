@@ -12,6 +12,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
+from marft.common.errors import UserError
 from marft.common.processes.child_process import print_line
 
 CHECK_TIMEOUT = 60.0  # timeout for a Python's answer
@@ -52,7 +53,7 @@ def find_python(engine: str, path: str) -> str:
         path: path from the recipe; "": the installed environment.
 
     Raises:
-        ValueError: the Python is missing or does not run, or the engine is not installed in it.
+        UserError: the Python is missing or does not run, or the engine is not installed in it.
     """
     python = Path(path).expanduser() if path else environment_folder(engine) / "bin" / "python"
     hint = (
@@ -60,18 +61,18 @@ def find_python(engine: str, path: str) -> str:
         "process:  --engine.kind local"
     )
     if python.is_dir():
-        raise ValueError(f"engine.python: {python} is a folder; give the Python in it, as bin/python of an environment")
+        raise UserError(f"engine.python: {python} is a folder; give the Python in it, as bin/python of an environment")
     if not python.is_file():
-        raise ValueError(f"engine.python: there is no {python}; {hint}")
+        raise UserError(f"engine.python: there is no {python}; {hint}")
     check_script = f"{REMOVE_WORKING_FOLDER}; import importlib.util as u; print(u.find_spec('{engine}') is not None)"
     try:
         output = _run_program([str(python), "-c", check_script], f"{python} is asked whether it has {engine}")
     except subprocess.TimeoutExpired as error:
-        raise ValueError(f"engine.python: {python} has not answered in {CHECK_TIMEOUT:g} seconds; {hint}") from error
+        raise UserError(f"engine.python: {python} has not answered in {CHECK_TIMEOUT:g} seconds; {hint}") from error
     except OSError as error:
-        raise ValueError(f"engine.python: {python} is no Python that can be run ({error}); {hint}") from error
+        raise UserError(f"engine.python: {python} is no Python that can be run ({error}); {hint}") from error
     if output.strip() != b"True":
-        raise ValueError(f"engine.python: {python} has no {engine}; {hint}")
+        raise UserError(f"engine.python: {python} has no {engine}; {hint}")
     return str(python)
 
 
@@ -116,10 +117,10 @@ def install(engine: str, *, cpu: bool, report: Callable[[str], None]) -> Path:
         report: callback for progress messages.
 
     Raises:
-        ValueError: the engine is unknown, or an installation step failed. The incomplete environment is removed.
+        UserError: the engine is unknown, or an installation step failed. The incomplete environment is removed.
     """
     if engine not in ENGINES:
-        raise ValueError(f"no engine that is installed is called {engine!r}: {', '.join(ENGINES)}")
+        raise UserError(f"no engine that is installed is called {engine!r}: {', '.join(ENGINES)}")
     folder = environment_folder(engine)
     folder.parent.mkdir(parents=True, exist_ok=True)
     python = folder / "bin" / "python"
@@ -158,5 +159,5 @@ def _run_command(command: Sequence[str], report: Callable[[str], None]) -> str:
     result = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if result.returncode:
         last = "\n".join((result.stderr or result.stdout).strip().splitlines()[-8:])
-        raise ValueError(f"{command_text}: exit status {result.returncode}\n{last}")
+        raise UserError(f"{command_text}: exit status {result.returncode}\n{last}")
     return result.stdout

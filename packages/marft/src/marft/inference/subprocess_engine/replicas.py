@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 
 from marft.common import seeds
+from marft.common.errors import UserError
 from marft.common.processes.child_process import Command
 from marft.common.types import ActionKey, Choice, Completion, Option, Prompt, SamplingParams, VersionRange
 from marft.config.interfaces.engine import Weights
@@ -143,11 +144,11 @@ def assign_devices(replicas: int, devices: Sequence[str], visible: Sequence[str]
         visible: devices visible to this process.
 
     Raises:
-        ValueError: the devices cannot be divided evenly among the replicas.
+        UserError: the devices cannot be divided evenly among the replicas.
     """
     available = devices or (visible if replicas > 1 else [])
     if len(available) % replicas:
-        raise ValueError(
+        raise UserError(
             f"engine.replicas: {len(available)} GPUs ({', '.join(available)}) cannot be divided among {replicas} "
             "replicas; name others with engine.devices"
         )

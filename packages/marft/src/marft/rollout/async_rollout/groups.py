@@ -15,6 +15,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 from marft.common import atomic
+from marft.common.errors import UserError
 from marft.common.types import Episode, Task
 from marft.config.load import first_problem
 from marft.runs.episode_files import read_episodes, write_episodes
@@ -103,7 +104,7 @@ def read_groups(folder: Path, tasks: Sequence[Task], name: str) -> list[Group]:
     A missing metadata file yields an empty list.
 
     Raises:
-        ValueError: the files cannot be read.
+        UserError: the files cannot be read.
     """
     file = folder / f"{name}.json"
     if not file.is_file():
@@ -111,7 +112,7 @@ def read_groups(folder: Path, tasks: Sequence[Task], name: str) -> list[Group]:
     try:
         stored = _StoredGroups.model_validate(atomic.read_json(file)).groups
     except ValidationError as error:
-        raise ValueError(f"{file} holds what no run writes: {first_problem(error)}") from None
+        raise UserError(f"{file} holds what no run writes: {first_problem(error)}") from None
     episodes = attach_tasks(read_episodes(folder / f"{name}.parquet"), tasks)
     groups = []
     for group in stored:

@@ -12,7 +12,7 @@ from typing import Any
 
 from marft.agents.agents import Agent
 from marft.common.error_origin import describe_error
-from marft.common.errors import EpisodeFailedError
+from marft.common.errors import EpisodeFailedError, UserError
 from marft.common.processes.remote_error import RemoteError
 from marft.common.types import (
     ActionKey,
@@ -276,12 +276,12 @@ def pickle_value(value: object, description: str) -> bytes:
         description: description of the value for the error message.
 
     Raises:
-        ValueError: the value cannot be pickled.
+        UserError: the value cannot be pickled.
     """
     try:
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     except Exception as error:
-        raise ValueError(
+        raise UserError(
             f"rollout.workers: {description} cannot be sent to another process ({describe_error(error)}); keep to "
             "plain values and to classes that can be imported, or set workers = 0"
         ) from error

@@ -15,6 +15,7 @@ from typing import Any
 import tomli_w
 
 from marft.common import atomic
+from marft.common.errors import UserError
 from marft.common.user_modules import MANIFEST, is_export
 from marft.common.version import __version__
 from marft.config.load import to_toml
@@ -140,7 +141,7 @@ def export_run(
         note: receives messages for the user.
 
     Raises:
-        ValueError: the checkpoint does not exist or is damaged, its agents cannot play as ``target_team``, or other
+        UserError: the checkpoint does not exist or is damaged, its agents cannot play as ``target_team``, or other
             files are in the target folder.
     """
     name = folder.path.resolve().name
@@ -190,13 +191,13 @@ def _read_recipe(record: CheckpointRecord) -> RunSettings:
     """Return the recipe saved with a checkpoint.
 
     Raises:
-        ValueError: the recipe cannot be read, or refers to Python objects that an export cannot contain.
+        UserError: the recipe cannot be read, or refers to Python objects that an export cannot contain.
     """
     try:
         return record.read_recipe()
     except MissingObjectError as error:
         names = ", ".join(f"{name} ({location})" for location, name in error.missing.items())
-        raise ValueError(
+        raise UserError(
             f"{record.path} cannot be exported: others read an export from files, and what was given in Python lies in "
             f"none: {names}. Put it into a module that can be imported (my_module.py beside the recipe), name it in "
             f"the recipe (my_module:{next(iter(error.missing.values()))}), train from that recipe, and export that run"
@@ -207,18 +208,18 @@ def _check_target(target: Path, overwrite: bool) -> None:
     """Check a target folder before an export.
 
     Raises:
-        ValueError: the folder is in use; only another export may be overwritten, and only with ``overwrite``.
+        UserError: the folder is in use; only another export may be overwritten, and only with ``overwrite``.
     """
     if not target.exists() and not target.is_symlink():
         return
     if target.is_symlink() or not target.is_dir() or (any(target.iterdir()) and not is_export(target)):
-        raise ValueError(f"{target} is no export of MARFT's, and nothing else is written over; choose --output")
+        raise UserError(f"{target} is no export of MARFT's, and nothing else is written over; choose --output")
     if any(target.iterdir()) and not overwrite:
-        raise ValueError(
+        raise UserError(
             f"{target} holds an export already; choose --output, or let this one take its place (--overwrite)"
         )
     for file in list_unlisted(target) if target.is_dir() else ():
-        raise ValueError(
+        raise UserError(
             f"{target} holds what the export there did not bring: {file}. Move that away, or choose --output"
         )
 
@@ -232,7 +233,7 @@ def _copy_files(export: ExportRecipe, staging: Path) -> None:
         elif source.is_file():
             shutil.copyfile(source, target)
         else:
-            raise ValueError(f"{source} is not there any more, and the team needs it")
+            raise UserError(f"{source} is not there any more, and the team needs it")
 
 
 def _build_manifest(

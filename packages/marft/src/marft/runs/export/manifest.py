@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 from marft.common import atomic, user_modules
 from marft.common.atomic import digest_of_file
+from marft.common.errors import UserError
 from marft.common.texts import join_names
 from marft.common.user_modules import CODE_FOLDER, MANIFEST, MANIFEST_FORMAT
 from marft.config.load import first_problem
@@ -142,20 +143,20 @@ def load_export(path: str | Path) -> Export:
     or a library could load by itself is an error.
 
     Raises:
-        ValueError: the folder is not an export; or a file is missing, damaged, compiled, or unlisted and loadable. The
+        UserError: the folder is not an export; or a file is missing, damaged, compiled, or unlisted and loadable. The
             message names it.
     """
     path = Path(path)
     if not (path / MANIFEST).is_file():
-        raise ValueError(f"{path} is no export of a team: it has no {MANIFEST}. marft export RUN makes one")
+        raise UserError(f"{path} is no export of a team: it has no {MANIFEST}. marft export RUN makes one")
     manifest = _read_manifest(path)
     for name, entry in manifest.files.items():
         _check_file(path, name, entry)
     if RECIPE not in manifest.files:
-        raise ValueError(f"{path}: {MANIFEST} lists no {RECIPE}")
+        raise UserError(f"{path}: {MANIFEST} lists no {RECIPE}")
     extra = _unlisted(path, manifest.files)
     for name in filter(_is_loaded, extra):
-        raise ValueError(f"{path}: {name} was not written with it; remove it")
+        raise UserError(f"{path}: {name} was not written with it; remove it")
     user_modules.verified_folders.add(path.resolve())
     hashes = {name: entry.sha256 for name, entry in manifest.files.items()}
     return Export(path, manifest, tuple(extra), hashes)
@@ -182,36 +183,36 @@ def _read_manifest(path: Path) -> Manifest:
     try:
         table = atomic.read_json(path / MANIFEST)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{location} is damaged: {error}") from error
+        raise UserError(f"{location} is damaged: {error}") from error
     if not isinstance(table, dict) or table.get("format") != MANIFEST_FORMAT:
-        raise ValueError(f"{location} is not one that MARFT writes")
+        raise UserError(f"{location} is not one that MARFT writes")
     if table.get("schema_version") != SCHEMA:
-        raise ValueError(
+        raise UserError(
             f"{location} is of schema {table.get('schema_version')!r}, and this version of MARFT reads {SCHEMA}; "
             "use the version that wrote it"
         )
     if table.pop("digest", None) != digest_of_table(table):
-        raise ValueError(f"{location} is damaged: it is not as it was written")
+        raise UserError(f"{location} is damaged: it is not as it was written")
     try:
         return Manifest.model_validate(table)
     except ValidationError as error:
-        raise ValueError(f"{location} holds what no export does: {first_problem(error)}") from None
+        raise UserError(f"{location} holds what no export does: {first_problem(error)}") from None
 
 
 def _check_file(path: Path, name: str, entry: FileEntry) -> None:
     parts = PurePosixPath(name)
     if parts.is_absolute() or ".." in parts.parts or "\\" in name:
-        raise ValueError(f"{path}: {MANIFEST} names {name!r}, which is no file of an export")
+        raise UserError(f"{path}: {MANIFEST} names {name!r}, which is no file of an export")
     if _is_compiled(name):
-        raise ValueError(f"{path}: {MANIFEST} lists {name}: an export brings code as source alone")
+        raise UserError(f"{path}: {MANIFEST} lists {name}: an export brings code as source alone")
     file = path / name
     if not file.is_file():
-        raise ValueError(f"{path}: {name} is missing")
+        raise UserError(f"{path}: {name} is missing")
     size = file.stat().st_size
     if size != entry.bytes:
-        raise ValueError(f"{path}: {name} is damaged: it has {size:,} bytes of {entry.bytes:,}")
+        raise UserError(f"{path}: {name} is damaged: it has {size:,} bytes of {entry.bytes:,}")
     if digest_of_file(file) != entry.sha256:
-        raise ValueError(f"{path}: {name} is damaged: it is not as it was written")
+        raise UserError(f"{path}: {name} is damaged: it is not as it was written")
 
 
 def list_unlisted(path: Path) -> list[str]:
@@ -230,7 +231,7 @@ def _unlisted(path: Path, files: Mapping[str, FileEntry]) -> Sequence[str]:
     """Return the unlisted files in an export's folder; links are not followed.
 
     Raises:
-        ValueError: a folder in the export is a link.
+        UserError: a folder in the export is a link.
     """
     unlisted = list[str]()
     for folder_path, folders, names in os.walk(path):
@@ -238,7 +239,7 @@ def _unlisted(path: Path, files: Mapping[str, FileEntry]) -> Sequence[str]:
         for folder in folders:
             if (parent / folder).is_symlink():
                 name = (parent / folder).relative_to(path).as_posix()
-                raise ValueError(f"{path}: {name} is a link to another folder; put a copy of that in its place")
+                raise UserError(f"{path}: {name} is a link to another folder; put a copy of that in its place")
         unlisted += [(parent / name).relative_to(path).as_posix() for name in names]
     return sorted(name for name in unlisted if name not in {*files, MANIFEST, CARD})
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from huggingface_hub import HfApi, errors, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
-from marft.common.errors import RunError
+from marft.common.errors import RunError, UserError
 from marft.common.texts import format_error, single_line, truncate
 from marft.common.user_modules import MANIFEST
 from marft.runs.export.manifest import CARD, load_export
@@ -33,12 +33,12 @@ def push_export(path: Path, repo_id: str, *, private: bool = False, token: str =
         token: access token of the Hub; "" for the one saved by ``hf auth login``.
 
     Raises:
-        ValueError: the export is invalid or damaged, or a file seems to hold a secret; nothing is uploaded.
+        UserError: the export is invalid or damaged, or a file seems to hold a secret; nothing is uploaded.
         RunError: there is no token, or the Hub cannot be reached, refuses the upload, or is another service.
     """
     files = sorted([*load_export(path).manifest.files, MANIFEST, *([CARD] if (path / CARD).is_file() else [])])
     for problem in _find_problems(path, files):
-        raise ValueError(f"{path}: {problem}; nothing was uploaded")
+        raise UserError(f"{path}: {problem}; nothing was uploaded")
     if not (token or get_token()):
         raise RunError(f"the hub takes nothing without a token, and there is none; {LOGIN_HINT}. Nothing was uploaded")
     hub = HfApi(token=token or None)
@@ -51,7 +51,7 @@ def push_export(path: Path, repo_id: str, *, private: bool = False, token: str =
             allow_patterns=[_escape_glob(name) for name in files],
         )
     except HFValidationError as error:
-        raise ValueError(f"REPO_ID: {single_line(str(error))}") from error
+        raise UserError(f"REPO_ID: {single_line(str(error))}") from error
     except OfflineModeIsEnabled as error:
         raise RunError("HF_HUB_OFFLINE is set, so that the hub is not asked; unset it") from error
     except (HTTPError, OSError) as error:

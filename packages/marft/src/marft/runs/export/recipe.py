@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
 from marft.common import user_modules
+from marft.common.errors import UserError
 from marft.common.packages import bundled_plugins, first_party_folders, is_first_party, registered_entry_points
 from marft.common.types import Task
 from marft.common.user_modules import CODE_FOLDER, MANIFEST
@@ -136,9 +137,9 @@ class NotExported(Environment):
         """Raise an error, because no tasks were exported.
 
         Raises:
-            ValueError: always; the message names the remedy.
+            UserError: always; the message names the remedy.
         """
-        raise ValueError(
+        raise UserError(
             "the environment was left out of this export (team.json says why, under left_out); name one to evaluate "
             "on: --environment \"{ name = 'table', path = 'rows.csv', … }\""
         )
@@ -147,9 +148,9 @@ class NotExported(Environment):
         """Raise an error, because no environment was exported.
 
         Raises:
-            ValueError: always.
+            UserError: always.
         """
-        raise ValueError("the environment was left out of this export")
+        raise UserError("the environment was left out of this export")
 
 
 @dataclass(slots=True)
@@ -396,12 +397,12 @@ def read_recipe_table(export: Export, trust_code: bool = False) -> dict[str, obj
         trust_code: accept third-party code, programs and servers in the recipe.
 
     Raises:
-        ValueError: the recipe names third-party code without ``trust_code``, or does not match its manifest.
+        UserError: the recipe names third-party code without ``trust_code``, or does not match its manifest.
     """
     table = tomllib.loads((export.path / RECIPE).read_text(encoding="utf-8"))
     code_keys = find_code_keys(table)
     if code_keys and not trust_code:
-        raise ValueError(
+        raise UserError(
             f"{export.path} would run code, or ask servers, of its author's: {'; '.join(code_keys[:5])}. Read it, and "
             "say --trust-code"
         )
@@ -410,7 +411,7 @@ def read_recipe_table(export: Export, trust_code: bool = False) -> dict[str, obj
         try:
             _resolve(table, key.split("."), export_folder)
         except (ValueError, KeyError, IndexError, TypeError) as error:
-            raise ValueError(f"{export.path}: {RECIPE} has no path in the export under {key!r}") from error
+            raise UserError(f"{export.path}: {RECIPE} has no path in the export under {key!r}") from error
     folder = export_folder / CODE_FOLDER if (export_folder / CODE_FOLDER).is_dir() else export_folder
     unknown_keys = sorted(set(table) - set(EXPORTED_KEYS))
     user_modules.notify_once(
@@ -427,7 +428,7 @@ def _check_unlisted(export: Export, table: Mapping[str, object], folder: Path) -
     """Check the recipe's files against the manifest.
 
     Raises:
-        ValueError: the recipe names a file or folder of the export without an entry in the manifest.
+        UserError: the recipe names a file or folder of the export without an entry in the manifest.
     """
     export_folder = export.path.resolve()
     unlisted = {
@@ -435,7 +436,7 @@ def _check_unlisted(export: Export, table: Mapping[str, object], folder: Path) -
     } - {file for name in export.digests for file in (export_folder / name).parents}
     for key, value in iterate_texts(table):
         if Path(os.path.normpath(folder / value)) in unlisted:
-            raise ValueError(
+            raise UserError(
                 f"{export.path}: {format_key(key)} of {RECIPE} names {value}, which {MANIFEST} does not list"
             )
 
@@ -444,7 +445,7 @@ def load_settings(export: Export, overrides: Sequence[str] = (), trust_code: boo
     """Return the settings of an exported team, for evaluation and serving without training.
 
     Raises:
-        ValueError: see :func:`read_recipe_table`; or a part that was left out of the export is not given.
+        UserError: see :func:`read_recipe_table`; or a part that was left out of the export is not given.
     """
     return parse_recipe(read_recipe_table(export, trust_code), overrides, str(export.path / RECIPE))
 
@@ -457,11 +458,11 @@ def check_bases(export: Export, loaded_digests: Mapping[str, str]) -> None:
             (:meth:`marft.models.policy_registry.PolicyRegistry.compute_digests`).
 
     Raises:
-        ValueError: a model has other weights, another tokenizer or another chat template.
+        UserError: a model has other weights, another tokenizer or another chat template.
     """
     for name, model in export.manifest.models.items():
         if model.digest and loaded_digests.get(f"models.{name}", model.digest) != model.digest:
-            raise ValueError(
+            raise UserError(
                 f"models.{name} ({model.path}) is not what the team of {export.path} learned on: its weights, "
                 "tokenizer or chat template are others"
             )
@@ -478,5 +479,5 @@ def _resolve(table: Any, key: Sequence[str], folder: Path) -> None:
     last = int(key[-1]) if isinstance(table, list) else key[-1]
     target = folder / table[last]
     if not target.resolve().is_relative_to(folder):
-        raise ValueError("it leads out of the export")
+        raise UserError("it leads out of the export")
     table[last] = str(target)

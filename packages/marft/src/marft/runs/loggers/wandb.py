@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from marft.common.errors import UserError
 from marft.config.interfaces.metric_logger import MetricLogger, RunInfo
 from marft.config.paths import ExpandUser
 from marft.config.settings import Names, NonEmptyString
@@ -40,7 +41,7 @@ class WandB(MetricLogger):
         """Open the run.
 
         Raises:
-            ValueError: online without an API key.
+            UserError: online without an API key.
         """
         import wandb
 
@@ -48,7 +49,7 @@ class WandB(MetricLogger):
         wandb.setup(settings)
         online = (self.mode or os.environ.get("WANDB_MODE", "online")) == "online"
         if online and not wandb.login(prompt=False, verify=False):
-            raise ValueError("no key of Weights & Biases: wandb login, or export WANDB_API_KEY=…, or mode = 'offline'")
+            raise UserError("no key of Weights & Biases: wandb login, or export WANDB_API_KEY=…, or mode = 'offline'")
         return _Run(
             wandb.init(
                 project=self.project,

@@ -6,6 +6,7 @@ import os
 
 import torch
 
+from marft.common.errors import UserError
 from marft.common.processes.launcher import Launcher
 from marft.config.run import RunSettings
 from marft.config.sections import find_cluster, open_launcher
@@ -20,7 +21,7 @@ def select_device(run: RunSettings, rank: int) -> str:
     Each rank has its own GPU, counted from the run's device, or shares the CPU. On a cluster, Ray assigns the GPU.
 
     Raises:
-        ValueError: there are fewer GPUs than ranks, or too few CPU cores.
+        UserError: there are fewer GPUs than ranks, or too few CPU cores.
     """
     if find_cluster(run) is not None and rank:
         kind = run.device.partition(":")[0]
@@ -29,14 +30,14 @@ def select_device(run: RunSettings, rank: int) -> str:
     if device.type != "cuda":
         cores = os.cpu_count() or 1
         if run.training.ranks > MAX_RANKS_PER_CORE * cores:
-            raise ValueError(
+            raise UserError(
                 f"training.ranks = {run.training.ranks}: on a CPU ranks share its cores, and there are {cores}; give "
                 f"{cores} or fewer, for more are no faster and each holds the models once more"
             )
         return run.device
     number = (device.index or 0) + rank
     if number >= torch.cuda.device_count():
-        raise ValueError(
+        raise UserError(
             f"training.ranks = {run.training.ranks}: each rank has a GPU of its own, from {device} on, and there are "
             f"{torch.cuda.device_count()}; lower it"
         )
@@ -47,7 +48,7 @@ def build_peer_run(run: RunSettings) -> RunSettings:
     """Return the recipe for the other ranks; on a cluster they use the same kind of device.
 
     Raises:
-        ValueError: the run's device does not exist on this machine.
+        UserError: the run's device does not exist on this machine.
     """
     if find_cluster(run) is None:
         return run
@@ -60,7 +61,7 @@ def open_rank_starter(run: RunSettings) -> Launcher:
     On a cluster each rank requests at least one GPU if the run computes on a GPU, else none.
 
     Raises:
-        ValueError: the run's device does not exist on this machine, or the cluster cannot be joined.
+        UserError: the run's device does not exist on this machine, or the cluster cannot be joined.
         RunError: the cluster has no room for the ranks.
     """
     cluster = find_cluster(run)

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from marft.common.errors import RunError
+from marft.common.errors import RunError, UserError
 from marft.common.processes.child_process import python_command
 from marft.common.types import Episode
 from marft.config.interfaces.schedule import Progress
@@ -161,10 +161,10 @@ class RankWorker:
             is_resume: True to load the full state.
 
         Raises:
-            ValueError: the checkpoint does not exist on this machine.
+            UserError: the checkpoint does not exist on this machine.
         """
         if not path.is_dir():
-            raise ValueError(
+            raise UserError(
                 f"there is no checkpoint {path.absolute()} on node {socket.gethostname()}, where a rank is: have the "
                 "run's folder (--output) on a file system that all nodes have, or give it training.ranks = 1"
             )
@@ -283,7 +283,7 @@ def shard_models(models: PolicyRegistry, group: RankGroup) -> None:
     """Shard all weights over the ranks, with the first rank's choice of forward functions.
 
     Raises:
-        ValueError: a model cannot be sharded.
+        UserError: a model cannot be sharded.
     """
     forwards = group.gather(models.forward_modes())[0]
     if group.rank:
