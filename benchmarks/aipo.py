@@ -29,7 +29,7 @@ from marft.config.models import ModelSettings
 from marft.config.run import RunSettings
 from marft.envs.tasks import read_tasks
 from marft.evaluation.evaluate import Mode
-from marft.rollout.local_runner import open_rollouts
+from marft.rollout.local_runner import open_rollout_runner
 from marft.runs.run_folder import RunFolder
 
 MODES: tuple[Mode, ...] = ("sampled", "greedy")
@@ -125,7 +125,7 @@ def unsolved(output: Path, made: Mapping[str, Path]) -> Path:
     if not path.exists():
         run = recipe("grpo", 0, output, made, None)
         kept: list[str] = []
-        with open_rollouts(run) as rollouts:
+        with open_rollout_runner(run) as rollouts:
             for split in POOL:
                 tasks = read_tasks(run.environment, split)  # type: ignore[arg-type]
                 played = rollouts.play([Attempt(task, "untuned", n) for task in tasks for n in range(ATTEMPTS)])

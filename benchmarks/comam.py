@@ -116,7 +116,7 @@ def measured(ground: str, arm: str, seed: int, arguments: argparse.Namespace) ->
     folder = trained(f"{ground}-{arm}", world, "team", seed, arguments)
     names = ["base", "last"] if arm == "joint" else ["last"]
     found = evaluate_checkpoints(
-        load_recipe(folder.config), folder, EvaluationPlan(names, ("sampled",), arguments.tasks), lambda *_: None
+        load_recipe(folder.config_path), folder, EvaluationPlan(names, ("sampled",), arguments.tasks), lambda *_: None
     )
     rows = folder.read_metrics()
     wanted = [*CURVES, *(f"agents/{agent}/{name}" for agent in AGENTS for name in WEIGHTS)]

@@ -59,7 +59,7 @@ Row = dict[str, Any]
 class Even(Channel):
     """Every message reads the same, so that all prompts are of one length."""
 
-    def carry(self, messages: Sequence[Message]) -> Sequence[Message | None]:
+    def transform(self, messages: Sequence[Message]) -> Sequence[Message | None]:
         return [Message(message.role, SAID) for message in messages]
 
 
@@ -96,7 +96,7 @@ def recipe(lengths: Mapping[str, int], team: Row, unheard: Sequence[str] = (), *
 def play(rollouts: LocalRolloutRunner, episodes: int, stream: str = "0") -> tuple[float, list[Episode]]:
     """Seconds, and the episodes: one of each of the first tasks."""
     tasks = rollouts.run.environment.tasks("train")[:episodes]
-    attempts = [Attempt(task, f"train/{stream}", critic_states=True) for task in tasks]
+    attempts = [Attempt(task, f"train/{stream}", record_critic_states=True) for task in tasks]
     began = time.perf_counter()
     played = rollouts.play(attempts)
     seconds = time.perf_counter() - began

@@ -53,7 +53,7 @@ ARMS = {
     "dyna": IMAGINED,
     "anywhere": (*IMAGINED, "--dyna.start_from", "anywhere"),
     "corrupted": (*IMAGINED, "--dyna.model", "{ name = 'dyna:Corrupted' }"),
-    "unwatched": (*IMAGINED, "--dyna.model", "{ name = 'dyna:Corrupted' }", "--dyna.check", "false"),
+    "unwatched": (*IMAGINED, "--dyna.model", "{ name = 'dyna:Corrupted' }", "--dyna.auto_disable", "false"),
 }
 ALONE = ("recipe", "plain", "few")  # the best of them, seed by seed, is what imagined episodes are held to
 

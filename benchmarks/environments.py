@@ -140,7 +140,7 @@ def sampled(row: Mapping[str, Any]) -> float:
 
 def curve(folder: RunFolder, tasks: int) -> list[dict[str, Any]]:
     """How the base and some checkpoints do on held-out tasks, over the tokens that were sampled up to there."""
-    rows, run = folder.read_metrics(), load_recipe(folder.config)
+    rows, run = folder.read_metrics(), load_recipe(folder.config_path)
     saved = [path.name for path in folder.saved_steps()]
     chosen = sorted({saved[round(place * (len(saved) - 1) / (POINTS - 1))] for place in range(POINTS)})
     found = evaluate_checkpoints(run, folder, EvaluationPlan(["base", *chosen], ("sampled",), tasks), lambda *_: None)

@@ -12,7 +12,7 @@ from random import Random
 
 import numpy as np
 
-from marft.agents.agents import Agent, Agents, Request
+from marft.agents.agents import Agent, Request, TeamAgents
 from marft.agents.game import Attempt
 from marft.agents.prompt_messages import build_messages, split_messages
 from marft.agents.team import open_organization
@@ -221,7 +221,7 @@ class Bench:
 
         async def acted() -> Step:
             await session.reset()
-            agents = Agents([Agent(AgentProfile(role), "worker") for role in self.roles], ask)
+            agents = TeamAgents([Agent(AgentProfile(role), "worker") for role in self.roles], ask)
             joint = await own.act(Observation(attempt.task.prompt), agents)
             return await session.step(JointAction(joint.answer, tuple(actions)))
 

@@ -81,7 +81,7 @@ def measure(
 
 def counted(folder: RunFolder, tasks: int) -> dict[str, dict[str, float]]:
     """By checkpoint and held-out question, the share of attempts that solved it."""
-    run = load_recipe(folder.config)
+    run = load_recipe(folder.config_path)
     found = evaluate_checkpoints(
         run, folder, EvaluationPlan(["base", "last"], ("sampled",), tasks, attempts=ATTEMPTS), lambda *_: None
     )

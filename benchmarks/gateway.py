@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from marft.agents.agents import Agent, Agents
+from marft.agents.agents import Agent
 from marft.agents.game import Attempt, Game
 from marft.agents.loop_threads import LoopThreadPool
 from marft.agents.play import play_all
@@ -40,7 +40,7 @@ from marft.common.types import (
     VersionRange,
 )
 from marft.config.interfaces.environment import Environment
-from marft.config.interfaces.organization import Organization
+from marft.config.interfaces.organization import Agents, Organization
 from marft.config.models import ModelSettings
 from marft.config.python_objects import ObjectPlaceholder
 from marft.inference.chat_messages import ChatFormat

@@ -118,7 +118,7 @@ def graded(grader: Grader, cases: Sequence[Case]) -> list[bool | str]:
 
     def verdict(case: Case) -> bool | str:
         try:
-            return grader.equal(case.gold, case.said)
+            return grader.matches_gold(case.gold, case.said)
         except GradingError as error:
             return str(error)
 

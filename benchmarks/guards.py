@@ -28,7 +28,7 @@ from marft.cli.handlers import silence_transformers
 from marft.config import load_recipe, to_toml
 from marft.evaluation.guards.history import ROLLBACK_KEY
 from marft.evaluation.guards.monitor import GUARDS, replay_messages
-from marft.rollout.local_runner import open_rollouts
+from marft.rollout.local_runner import open_rollout_runner
 from marft.runs.checkpoints import CheckpointManager, restore
 from marft.runs.metrics_log import LogDigest
 from marft.runs.run_folder import RunFolder
@@ -98,8 +98,8 @@ def trained(study: str, seed: int, steps: int, output: Path) -> Row:
     changes |= {"threads": 1, "checkpoints.every": 10, "guards.held_out_text.path": str(TEXT)}
     run = load_recipe(RECIPES.get(study, "demo"), changes={**changes, **STUDIES[study]})
     folder = RunFolder(output / run.name)
-    started = folder.config.exists()
-    if started and folder.config.read_text(encoding="utf-8") != to_toml(run):
+    started = folder.config_path.exists()
+    if started and folder.config_path.read_text(encoding="utf-8") != to_toml(run):
         raise SystemExit(f"{folder.path} was trained with other settings; delete it, or use another --output")
     if not started or len(folder.read_metrics()) < run.training.steps:
         train(run, folder, resume=started)
@@ -127,8 +127,8 @@ def regression(output: Path, seed: int, tasks: int, agent: str) -> Row:
     if not (clean / "checkpoints").is_dir():
         raise SystemExit(f"{clean} is not there; run --only clean first")
     shutil.rmtree(noisy, ignore_errors=True)
-    run = load_recipe(RunFolder(clean).config, changes={"name": noisy.name})
-    with open_rollouts(run) as rollouts:
+    run = load_recipe(RunFolder(clean).config_path, changes={"name": noisy.name})
+    with open_rollout_runner(run) as rollouts:
         learner = Learner(run, rollouts.models)
         checkpoints = CheckpointManager(RunFolder(clean), run.checkpoints)
         state = restore(read_record(checkpoints.find("last")), rollouts.models, learner)

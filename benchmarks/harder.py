@@ -75,7 +75,7 @@ def measured(world: str, arguments: argparse.Namespace) -> dict[str, dict[str, l
     for seed in arguments.seeds:
         folder = trained(world, WORLDS[world], "team", seed, arguments)
         for level, changes in LEVELS[world].items():
-            run = load_recipe(folder.config, changes)
+            run = load_recipe(folder.config_path, changes)
             names = list(COLOURS)
             for one in evaluate_checkpoints(
                 run, folder, EvaluationPlan(names, ("sampled",), arguments.tasks), lambda *_: None

@@ -181,7 +181,7 @@ def curve(folder: RunFolder, tasks: int) -> list[dict[str, float]]:
 
 def in_process(folder: RunFolder) -> RunSettings:
     """A run's recipe, to be evaluated by this process."""
-    return load_recipe(folder.config, ["--rollout.max_policy_lag", "0", "--engine", "{ kind = 'local' }"])
+    return load_recipe(folder.config_path, ["--rollout.max_policy_lag", "0", "--engine", "{ kind = 'local' }"])
 
 
 def plot(rows: Sequence[Mapping[str, Any]], of: str, over: Sequence[str]) -> Figure:

@@ -136,7 +136,7 @@ async def play(name: str, store: MemoryStore, conversation: Conversation, budget
     outcome.write += store.costs.write
     outcome.read += store.costs.read
     assert store.costs.write + store.costs.read == store.costs.total
-    outcome.held_bytes += store.size
+    outcome.held_bytes += store.size_bytes
 
 
 def tried(name: str, budget: int, construction: str, some: Sequence[Conversation]) -> Outcome:
@@ -187,7 +187,7 @@ def at_once(name: str) -> dict[str, Any]:
     with machine.Watch() as watch:
         stores = asyncio.run(_filled(name))
     grown = watch.most["memory_mb"] - before
-    sizes = [store.size for store in stores]
+    sizes = [store.size_bytes for store in stores]
     return {
         "system": name, "memories": len(stores), "entries": ENTRIES, "capacity": CAPACITY, "most": max(sizes),
         "held": sum(sizes), "grown": grown,

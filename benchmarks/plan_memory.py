@@ -36,7 +36,7 @@ from marft.models.device_specs import find_device_spec
 from marft.models.devices import keep_freed_memory
 from marft.models.model_sizes import find_sizes
 from marft.rollout.local_runner import LocalRolloutRunner
-from marft.rollout.rollout_batch import collect, load_training_tasks
+from marft.rollout.rollout_batch import collect_rollouts, load_training_tasks
 from marft.runs.state import State
 from marft.trainer.learner import Learner
 from marft.trainer.non_finite_guard import NonFiniteGuard
@@ -129,15 +129,15 @@ def measure(case: dict[str, Any], folder: Path) -> dict[str, float]:
 def _counted(run: RunSettings, before: int) -> dict[str, float]:
     played: list[Episode] = []
     with LocalRolloutRunner(run) as rollouts:
-        careful = NonFiniteGuard(learning := Learner(run, rollouts.models), print)
+        careful = NonFiniteGuard(learning := Learner(run, rollouts.models))
         tasks = load_training_tasks(run)
         rollouts.publish(0)
         with Counted(there(learning, rollouts)) as counted:
             for step in range(STEPS):
-                collection = collect(
+                collection = collect_rollouts(
                     rollouts, tasks, State(step=step, tasks_drawn=step * run.rollout.tasks_per_step), lambda _: None
                 )
-                careful.learn(collection.credit_inputs, Progress(step, 0))
+                careful.learn(collection.training_episodes, Progress(step, 0))
                 rollouts.publish(step + 1)
                 played = collection.episodes
     predicted = predict(run, played)

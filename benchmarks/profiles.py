@@ -138,7 +138,7 @@ class Bench:
             with LocalRolloutRunner(run) as rollouts:
                 rollouts.publish(0)
                 wrong = self._success(rollouts)
-                rollouts.instruct([PromptVersion(role, 1, text) for role, text in HAND.items()])
+                rollouts.set_prompt_versions([PromptVersion(role, 1, text) for role, text in HAND.items()])
                 return {"success": wrong, "hand": self._success(rollouts)}
         if arm == "profile":
             return self._by_rounds(run)
@@ -162,7 +162,7 @@ class Bench:
             while lineage.tokens < self.tokens:
                 lineage, _ = tuner.play_round(lineage, lineage.rounds + 1, ())
                 curve.append((lineage.tokens, self._now(lineage)))
-            rollouts.instruct(lineage.current_versions())
+            rollouts.set_prompt_versions(lineage.current_versions())
             success = self._success(rollouts)
         return {
             "success": success,

@@ -129,8 +129,8 @@ def train_and_evaluate(job: Job) -> Row:
     """Train a run to its end, from wherever it stands, and evaluate it → its curves, accuracies and seconds."""
     began, run = time.perf_counter(), job.run
     folder = RunFolder(Path(run.output) / run.name)
-    started = folder.config.exists()
-    if started and folder.config.read_text(encoding="utf-8") != to_toml(run):
+    started = folder.config_path.exists()
+    if started and folder.config_path.read_text(encoding="utf-8") != to_toml(run):
         raise SystemExit(f"{folder.path} was trained with other settings; delete it, or use another --output")
     train(run, folder if started else RunFolder.create(run), resume=started)
     evaluations = evaluate_checkpoints(

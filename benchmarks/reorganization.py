@@ -89,8 +89,8 @@ def run_of(form: str, size: int, seed: int, arguments: argparse.Namespace) -> Ru
 def trained(run: RunSettings) -> RunFolder:
     """The run, trained to its end from wherever it stands."""
     folder = RunFolder(Path(run.output) / run.name)
-    started = folder.config.exists()
-    if started and folder.config.read_text(encoding="utf-8") != to_toml(run):
+    started = folder.config_path.exists()
+    if started and folder.config_path.read_text(encoding="utf-8") != to_toml(run):
         raise SystemExit(f"{folder.path} was trained with other settings; delete it, or use another --output")
     train(run, folder if started else RunFolder.create(run), resume=started)
     return folder

@@ -10,11 +10,10 @@ from __future__ import annotations
 from random import Random
 from zlib import crc32
 
-from marft.agents.agents import Agents, MessageOverride
 from marft.agents.prompt_injection import PromptInjection, append_injections
 from marft.common.types import JointAction, Observation, Step, Task
 from marft.config.interfaces.environment import Environment, Split
-from marft.config.interfaces.organization import Organization
+from marft.config.interfaces.organization import Agents, MessageOverride, Organization
 from marft.config.settings import Fraction
 from marft.envs.splits import assign_split
 

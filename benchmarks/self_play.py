@@ -53,7 +53,7 @@ def main() -> None:
 def played(seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """One seed's versions, how many matches each wins against the untuned one, and how exploitable each is."""
     folder = trained("textarena", SETTINGS, "team", seed, arguments)
-    league = play_league(load_recipe(folder.config), folder, arguments.matches, VERSIONS, lambda *_: None)
+    league = play_league(load_recipe(folder.config_path), folder, arguments.matches, VERSIONS, lambda *_: None)
     scores = [0.5, *(league.score(number, 0) for number in range(1, len(league.versions)))]
     seconds = sum(row["seconds"] for row in folder.read_metrics())
     return {

@@ -29,7 +29,7 @@ from marft.runs.run_folder import RunFolder
 
 MODES: tuple[Mode, ...] = ("sampled", "greedy")
 USE = {
-    "tool_rate": "episodes with a call",
+    "tool_use_rate": "episodes with a call",
     "tool_errors": "failed calls an episode",
     "tool_tokens": "tool tokens an episode",
 }
@@ -127,7 +127,7 @@ def held_out(row: Row, when: str, mode: str) -> dict[str, float]:
 
 def _an_episode(metrics: Mapping[str, float], name: str, episodes: float) -> float:
     """A share as it is, a count by episodes; nothing is recorded where no tool was used."""
-    return (metrics.get(name) or 0.0) / (1.0 if name.endswith("tool_rate") else episodes)
+    return (metrics.get(name) or 0.0) / (1.0 if name.endswith("tool_use_rate") else episodes)
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -148,7 +148,7 @@ def _line(case: str, mode: Mode, rows: Sequence[Row]) -> str:
     cells = [case, mode, f"{np.mean(solved['before']):.1%}", f"{np.mean(solved['after']):.1%}"]
     cells += [interval(rows, mode=mode), f"{min(solved['after']):.1%}"]
     for name in USE:
-        style = {"tool_rate": ".1%", "tool_errors": ".3f", "tool_tokens": ".1f"}[name]
+        style = {"tool_use_rate": ".1%", "tool_errors": ".3f", "tool_tokens": ".1f"}[name]
         cells += [format(float(np.mean([one[name] for one in use[when]])), style) for when in ("before", "after")]
     return f"| {' | '.join(cells)} |"
 
@@ -169,7 +169,7 @@ def hop_table(rows: Sequence[Row]) -> str:
 
 def plot(rows: Sequence[Row]) -> Figure:
     figure = Figure(figsize=(11, 3.2), layout="constrained")
-    drawn = {"accuracy": "tasks solved", "tool_rate": USE["tool_rate"], "tool_errors": USE["tool_errors"]}
+    drawn = {"accuracy": "tasks solved", "tool_use_rate": USE["tool_use_rate"], "tool_errors": USE["tool_errors"]}
     for axes, (name, title) in zip(figure.subplots(1, 3), drawn.items(), strict=True):
         for case in dict.fromkeys(row["case"] for row in rows):
             mine = [row for row in rows if row["case"] == case]

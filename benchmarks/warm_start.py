@@ -25,7 +25,7 @@ from marft.config import RunSettings, load_recipe
 from marft.envs.tasks import read_tasks
 from marft.evaluation.checkpoint_results import format_interval, format_percent
 from marft.evaluation.session import EvaluationPlan, evaluate_checkpoints
-from marft.rollout.local_runner import open_rollouts
+from marft.rollout.local_runner import open_rollout_runner
 from marft.runs.run_folder import RunFolder
 from marft_serve.traces.warm_start import warm_start
 
@@ -71,7 +71,7 @@ def main() -> None:
 def played(run: RunSettings, attempts: int) -> list[Episode]:
     """What the untuned team makes of training tasks, sampled."""
     tasks = read_tasks(run.environment, "train")[:attempts]
-    with open_rollouts(run) as rollouts:
+    with open_rollout_runner(run) as rollouts:
         return rollouts.play([Attempt(task, "warm start") for task in tasks])
 
 

@@ -73,7 +73,7 @@ def measured(run: str, settings: World, seed: int, arguments: argparse.Namespace
     found: dict[str, Any] = {"curve": curve(folder, arguments.tasks)}
     if swap:
         options = ComparisonOptions(only=("swap",), tasks=arguments.tasks, cross_checkpoints=("last",))
-        rows = evaluate_team(load_recipe(folder.config), folder, options, lambda *_: None).rows
+        rows = evaluate_team(load_recipe(folder.config_path), folder, options, lambda *_: None).rows
         found["swapped"] = {row.name: row.values["accuracy"].value for row in rows}
     return found
 

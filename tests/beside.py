@@ -34,7 +34,7 @@ def play_beside(
     """Play the tasks among good ones, compose, count and record them → all episodes, by task."""
     roles = [agent.role for agent in g.team.agents]
     names = [GOOD[0], *tasks, *GOOD[1:]]
-    attempts = [Attempt(Task(name, "?"), "s", critic_states=True) for name in names]
+    attempts = [Attempt(Task(name, "?"), "s", record_critic_states=True) for name in names]
 
     async def played() -> list[Episode]:
         return await play_all(g, attempts, live, compose=RewardManager(terms, roles, g.threads, g.timeout))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from marft.agents.agents import Agent, AgentHandle, Agents
+from marft.agents.agents import Agent
 from marft.agents.chat import Reply
 from marft.agents.game import Attempt, Game
 from marft.agents.play import play
@@ -26,7 +26,7 @@ from marft.common.types import (
     SamplingParams,
     Task,
 )
-from marft.config.interfaces.organization import Organization
+from marft.config.interfaces.organization import AgentHandle, Agents, Organization
 from marft.inference.chat_messages import ChatFormat
 from marft.inference.renderer import ChatRenderer
 from marft_serve.gateway.protocol.chat_completions import ChatCompletions
@@ -131,6 +131,6 @@ def talked(
     team = replace(g.team, agents=tuple(replace(agent, **changes) for agent in agents))
     g = replace(g, team=team, engine=engine, renderer=ChatRenderer(dict.fromkeys(roles, format)))
     try:
-        return asyncio.run(play(g, Attempt(Task("t", "begin"), "s", critic_states=critic))), engine
+        return asyncio.run(play(g, Attempt(Task("t", "begin"), "s", record_critic_states=critic))), engine
     finally:
         g.threads.close()

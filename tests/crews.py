@@ -17,11 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from marft.agents.agents import Agents
 from marft.common.types import Episode, JointAction, Observation, Step, Task, Tool
 from marft.config import RunSettings
 from marft.config.interfaces.environment import Environment
-from marft.config.interfaces.organization import Organization
+from marft.config.interfaces.organization import Agents, Organization
 from marft.config.interfaces.tools import StatelessSource, ToolProvider
 
 REASONS = ("raises", "exits", "killed", "hangs", "garbles")

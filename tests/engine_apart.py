@@ -14,16 +14,16 @@ from pathlib import Path
 
 import numpy as np
 
+from marft.common.processes.connection import AsyncConnection
+from marft.common.processes.messages import LENGTHS, Completed, encode_frame
+from marft.common.processes.remote_error import RemoteError
 from marft.inference.subprocess_engine.messages import (
-    LENGTHS,
     TO_ENGINE,
     CancelRequest,
-    CommandCompleted,
-    Connection,
     EngineInit,
+    EngineReady,
     Heartbeat,
     LoadCommand,
-    Ready,
     Rejected,
     RequestFailed,
     SampleRequest,
@@ -31,7 +31,6 @@ from marft.inference.subprocess_engine.messages import (
     ScoreResponse,
     SleepCommand,
     TokenChunk,
-    encode_frame,
 )
 
 
@@ -40,11 +39,11 @@ def main(descriptor: int) -> None:
 
 
 async def _serve(end: socket.socket) -> None:
-    connection = await Connection.from_socket(end, TO_ENGINE)
+    connection = await AsyncConnection.from_socket(end, TO_ENGINE)
     opened: EngineInit = await connection.receive()
     does = opened.options
     if does.get("refuses"):
-        connection.send(Rejected(-1, "no such model"))
+        connection.send(RemoteError("no such model", "run", ""))
         await asyncio.sleep(60)
     lives = _count(Path(does["folder"]) / "lives")
     log = (Path(does["folder"]) / "log").open("a", encoding="utf-8")
@@ -55,7 +54,7 @@ async def _serve(end: socket.socket) -> None:
         os._exit(3)
     if lives <= does.get("mute", 0):
         await asyncio.sleep(60)
-    connection.send(Ready("a fake, 1.0", does.get("llguidance", "")))
+    connection.send(EngineReady(0, "a fake, 1.0", does.get("llguidance", "")))
     versions: dict[str, int] = {}
     while True:
         message = await connection.receive()
@@ -69,11 +68,11 @@ async def _serve(end: socket.socket) -> None:
                 versions[message.policy] = message.version
                 if lives <= does.get("leaves_loading", 0):
                     os._exit(4)
-                connection.send(CommandCompleted(message.number))
+                connection.send(Completed(message.number))
             case SleepCommand():
                 if lives <= does.get("dies_resting", 0):
                     os._exit(5)
-                connection.send(CommandCompleted(message.number))
+                connection.send(Completed(message.number))
             case SampleRequest():
                 version = versions[message.policy]
                 if lives <= does.get("dies", 0):
@@ -89,7 +88,7 @@ async def _serve(end: socket.socket) -> None:
                         os._exit(6)
                     continue
                 if does.get("strays"):
-                    for stray in (_said(replace(message, number=10**6), slice(0, 1), "stop", 0), CommandCompleted(10**6),
+                    for stray in (_said(replace(message, number=10**6), slice(0, 1), "stop", 0), Completed(10**6),
                                   Rejected(10**6, "what?"), RequestFailed(10**6, "what?"), Heartbeat()):  # fmt: skip
                         connection.send(stray)
                 if does.get("fails"):
@@ -118,8 +117,8 @@ def _garbled(how: str, ask: SampleRequest) -> bytes:
         "noise": b"\xff" * 64,
         "half": frame[:-3],
         "huge": LENGTHS.pack(2**40, 10),
-        "misfit": frame.replace(b'"tokens": ["<i4", [2]]', b'"tokens": ["<i4", [1]]'),
-        "kinds": frame.replace(b'"finish": "stop"', b'"finish": 123456'),
+        "misfit": frame.replace(b'["#","<i4",2]', b'["#","<i4",1]'),
+        "kinds": frame.replace(b'"stop"', b"123456"),
     }[how]
 
 

@@ -28,6 +28,7 @@ import torch
 from safetensors.torch import load, save
 
 from marft.common.errors import RunError
+from marft.common.processes.connection import AsyncConnection
 from marft.common.processes.remote_error import RemoteError
 from marft.common.types import Completion
 from marft.config import RunSettings
@@ -37,10 +38,10 @@ from marft.inference.engine_settings import Local
 from marft.models.policy_registry import PolicyRegistry
 from marft.rollout.workers.client import SamplerClient
 from marft.rollout.workers.messages import (
+    VALUES,
     CancelRequest,
     ChooseRequest,
     EndRun,
-    MessageStream,
     Quiescence,
     RequestResult,
     SampleRequest,
@@ -48,6 +49,12 @@ from marft.rollout.workers.messages import (
 
 START = "import sys; from tests.engine_process import main; main(int(sys.argv[1]))"
 ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    run: bytes
+    policies: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +107,8 @@ class EngineProcess(SamplerClient):
                 [sys.executable, "-c", START, str(theirs.fileno())], pass_fds=[theirs.fileno()],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])},
             )  # fmt: skip
-        self.wire = await MessageStream.open(ours)
-        self.wire.send((pickle.dumps(run), tuple(policies)))
+        self.wire = await AsyncConnection.from_socket(ours, (RequestResult, Settled, RemoteError), VALUES)
+        self.wire.send(Begin(pickle.dumps(run), tuple(policies)))
         self.settled: asyncio.Future[Settled] | None = None
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._tell_when_still())]
 
@@ -146,7 +153,7 @@ class EngineProcess(SamplerClient):
     async def _listen(self) -> None:
         try:
             while True:
-                for message in await self.wire.receive():
+                for message in await self.wire.receive_together():
                     if isinstance(message, Settled):
                         assert self.settled is not None
                         self.settled.set_result(message)
@@ -181,15 +188,16 @@ def main(descriptor: int) -> None:
 
 
 async def _serve(connection: socket.socket, thread: CallerThreadExecutor) -> None:
-    wire = await MessageStream.open(connection)
-    ((begin, policies),) = await wire.receive()
-    run: RunSettings = pickle.loads(begin)
+    kinds = (Begin, Publish, Settle, SampleRequest, ChooseRequest, CancelRequest, Quiescence, EndRun)
+    wire = await AsyncConnection.from_socket(connection, kinds, VALUES)
+    begin: Begin = await wire.receive()
+    run: RunSettings = pickle.loads(begin.run)
     models = await asyncio.get_running_loop().run_in_executor(thread, PolicyRegistry, run)
     assert isinstance(run.engine, Local)
-    serving = _Serving(wire, models, Local.open(run.engine, run, models, policies, thread))
+    serving = _Serving(wire, models, Local.open(run.engine, run, models, begin.policies, thread))
     try:
         while True:
-            for message in await wire.receive():
+            for message in await wire.receive_together():
                 if isinstance(message, EndRun):
                     return
                 serving.handle(message)
@@ -198,7 +206,7 @@ async def _serve(connection: socket.socket, thread: CallerThreadExecutor) -> Non
 
 
 class _Serving:
-    def __init__(self, wire: MessageStream, models: PolicyRegistry, engine: Engine) -> None:
+    def __init__(self, wire: AsyncConnection, models: PolicyRegistry, engine: Engine) -> None:
         self.wire, self.models, self.engine = wire, models, engine
         self.sent = 0
         self.tasks: dict[int, asyncio.Task[Any]] = {}

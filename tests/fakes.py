@@ -17,7 +17,7 @@ from marft.agents.organizations import Chain
 from marft.agents.prompt_messages import (
     NO_TOKENS,
     ChatMessage,
-    NotExact,
+    InexactContinuation,
     TruncationPolicy,
     build_messages,
     tool_call_messages,
@@ -66,9 +66,9 @@ class FakeRenderer:
         cut: TruncationPolicy,
     ) -> Prompt:
         chat = build_messages(profile, observation, seen)
-        return Prompt(self.start(policy, chat, ()), chat=tuple(chat))
+        return Prompt(self.tokenize_prompt(policy, chat, ()), chat=tuple(chat))
 
-    def start(self, policy: str, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> TokenIds:
+    def tokenize_prompt(self, policy: str, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> TokenIds:
         return np.frombuffer(str(list(messages)).encode(), np.uint8).astype(np.int32)
 
     def continue_chat(
@@ -78,8 +78,8 @@ class FakeRenderer:
         messages: Sequence[ChatMessage],
         new: Sequence[ChatMessage],
         tools: Sequence[Tool],
-    ) -> TokenIds | NotExact:
-        return self.start(policy, new, tools)
+    ) -> TokenIds | InexactContinuation:
+        return self.tokenize_prompt(policy, new, tools)
 
     def reasoning_length(self, policy: str, text: str, prefix: str = "") -> int:
         return measure_reasoning(text)
@@ -97,13 +97,13 @@ class FakeRenderer:
     def call_end(self, policy: str) -> str | StopString:
         return ""
 
-    def turn(self, policy: str, action: Action) -> Sequence[ChatMessage]:
+    def turn_messages(self, policy: str, action: Action) -> Sequence[ChatMessage]:
         return [{"role": "assistant", "content": action.text}]
 
-    def count(self, policy: str, text: str) -> int:
+    def count_tokens(self, policy: str, text: str) -> int:
         return len(text)
 
-    def context(self, policy: str) -> int:
+    def context_length(self, policy: str) -> int:
         return 100_000
 
     def clip(self, policy: str, text: str, tokens: int) -> str:
@@ -126,7 +126,7 @@ class FakeRenderer:
         messages: Sequence[ChatMessage],
         calls: Sequence[ToolCall],
         tools: Sequence[Tool],
-    ) -> TokenIds | NotExact:
+    ) -> TokenIds | InexactContinuation:
         text = "".join(f"[{call.output}]" for call in calls)
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
@@ -145,7 +145,7 @@ class FakeRenderer:
     def shared_tokens(self, policy: str, source_policy: str, tokens: TokenIds, text: str) -> TokenIds | None:
         return tokens if self.decode_tokens(source_policy, tokens) == text else None
 
-    def option(self, policy: str, text: str) -> TokenIds:
+    def tokenize_option(self, policy: str, text: str) -> TokenIds:
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
     def response_prefix(self, policy: str, action: Action) -> int:

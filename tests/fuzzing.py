@@ -21,6 +21,7 @@ from typing import Any
 
 import tomli_w
 
+from marft.common.errors import UserError
 from marft.common.packages import bundled_plugins
 from marft.config import RunSettings, load_recipe, parse_recipe, to_toml
 from marft.config.algorithms import PRESETS
@@ -200,7 +201,7 @@ def judged(table: dict[str, Any], overrides: list[str], folder: Path) -> str:
         told = (type(error), str(error))
     if told:
         kind, text = told
-        assert kind is ValueError, f"{kind.__name__}: {text}"
+        assert kind is UserError, f"{kind.__name__}: {text}"
         assert text.strip(), "an empty message"
         assert not JARGON.search(text), text[:2000]
         assert len(text) < 100_000, f"a message of {len(text)} characters"

@@ -18,6 +18,7 @@ import pytest
 from marft.agents.game import Attempt
 from marft.agents.play import play_all
 from marft.agents.team import Team
+from marft.common.log import receive_logs
 from marft.common.types import ActionKey, Episode, JointAction, Observation, Step, Task
 from marft.config import RunSettings
 from marft.config.interfaces.environment import Environment
@@ -105,7 +106,7 @@ class FakeRollouts:
 
     def publish(self, version: int) -> None: ...
 
-    def instruct(self, told: object) -> None: ...
+    def set_prompt_versions(self, told: object) -> None: ...
 
     def play(
         self, attempts: Sequence[Attempt], team: Team | None = None, on_done: Callable[[Episode], None] = ignore_episode
@@ -142,7 +143,7 @@ class Played:
             (self.folder.checkpoints / name / "state.json").write_text(
                 json.dumps({"files": {f"policies/{policy}/w": name for policy in self.run.trained_policies}})
             )
-        monkeypatch.setattr("marft_lab.team_evaluation.session.open_rollouts", self._opened)
+        monkeypatch.setattr("marft_lab.team_evaluation.session.open_rollout_runner", self._opened)
         monkeypatch.setattr("marft_lab.team_evaluation.session.find_checkpoint", self._find)
 
     def _find(self, run: RunSettings, folder: RunFolder, name: str) -> Path | None:
@@ -158,7 +159,8 @@ class Played:
 
     def worth(self, **options: Any) -> TeamEvaluation:
         """What the team is worth."""
-        return evaluate_team(self.run, self.folder, ComparisonOptions(**options), lambda _=None: None, self.told.append)
+        with receive_logs(self.told.append):
+            return evaluate_team(self.run, self.folder, ComparisonOptions(**options), lambda _=None: None)
 
     @property
     def count(self) -> int:

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from marft.common.processes.connection import AsyncConnection
+from marft.common.processes.messages import Completed
 from marft.inference.subprocess_engine.messages import (
     TO_ENGINE,
     CancelRequest,
-    CommandCompleted,
-    Connection,
     EngineInit,
+    EngineReady,
     LoadCommand,
-    Ready,
     SampleRequest,
     ScoreRequest,
     ScoreResponse,
@@ -33,14 +33,14 @@ ENDED = "ended itself (exit status 3)"
 class Life:
     """One process from inside: what it was told, and what it says."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: AsyncConnection) -> None:
         self.connection = connection
         self.told: list[Any] = []
         self.versions: dict[str, int] = {}
 
     async def begin(self) -> None:
         assert isinstance(await self.connection.receive(), EngineInit)
-        self.connection.send(Ready("played", ""))
+        self.connection.send(EngineReady(0, "played", ""))
 
     async def next(self, *kinds: type) -> Any:
         """The next message of one of these kinds; what is to be loaded meanwhile is."""
@@ -55,7 +55,7 @@ class Life:
     def loaded(self, message: LoadCommand | SleepCommand) -> None:
         if isinstance(message, LoadCommand):
             self.versions[message.policy] = message.version
-        self.connection.send(CommandCompleted(message.number))
+        self.connection.send(Completed(message.number))
 
     def say(self, ask: SampleRequest, *tokens: int, finish: str = "length") -> None:
         version = self.versions[ask.policy]
@@ -81,7 +81,7 @@ class Process:
     def close(self) -> None:
         self.socket.close()
 
-    def outcome(self) -> str:
+    def wait_for_exit(self) -> str:
         return self.how
 
     def share_folder(self, folder: Path) -> str:
@@ -118,7 +118,7 @@ class Starter:
         return process
 
     async def _live(self, process: Process, play: Callable[[Life], Awaitable[None]]) -> None:
-        connection = await Connection.from_socket(process.theirs, TO_ENGINE)
+        connection = await AsyncConnection.from_socket(process.theirs, TO_ENGINE)
         self.lives.append(life := Life(connection))
         try:
             await play(life)

@@ -46,7 +46,7 @@ class FakeRollouts:
         self.begun: list[tuple[Sequence[Attempt], FakeBegun, int]] = []
         self.at_once, self.excluded_tasks = True, dict[str, str]()
 
-    def begin(self, attempts: Sequence[Attempt]) -> FakeBegun:
+    def play_in_background(self, attempts: Sequence[Attempt]) -> FakeBegun:
         begun = FakeBegun()
         self.begun.append((attempts, begun, self.now))
         if self.at_once:

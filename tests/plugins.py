@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
-from marft.agents.agents import Agents
 from marft.common.types import Action, JointAction, Observation, Step, Task
 from marft.config.interfaces.environment import Environment
 from marft.config.interfaces.objective import LossInputs, LossOutput, Objective
-from marft.config.interfaces.organization import Organization
+from marft.config.interfaces.organization import Agents, Organization
 from marft.config.interfaces.schedule import Progress, UpdatePhase, UpdateSchedule
 
 
@@ -141,7 +140,7 @@ class FirstPolicyAlone(UpdateSchedule):
 
     ratio_limit: ClassVar[float] = 1.0
 
-    def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
+    def plan_phases(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
         return [UpdatePhase((policies[0],))]
 
 
@@ -150,5 +149,5 @@ class PlayAgain(UpdateSchedule):
 
     ratio_limit: ClassVar[float] = 1.0
 
-    def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
+    def plan_phases(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
         return [UpdatePhase((policy,), new_episodes=True) for policy in policies]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from marft.common.callbacks import Callback, CallbackList
+from marft.common.log import receive_logs
 from marft.config import RunSettings
 from marft.runs.logger_callback import LoggerCallback
 from marft.runs.metrics_log import MetricsLog
@@ -32,8 +33,13 @@ class Told(NamedTuple):
 @contextmanager
 def telling(run: RunSettings, folder: RunFolder, done: int, listening: Callback) -> Iterator[Told]:
     """The log and the sinks of a run, told of steps and notes as a training loop tells them."""
-    with closing(MetricsLog(folder.metrics)) as log, CallbackList([listening]) as callbacks:
-        callbacks.add(LoggerCallback(run, folder, done, listening.on_note))
+    with (
+        receive_logs(listening.on_note),
+        closing(MetricsLog(folder.metrics_path)) as log,
+        CallbackList([listening]) as callbacks,
+        receive_logs(callbacks.on_note),
+    ):
+        callbacks.add(LoggerCallback(run, folder, done))
 
         def write(step: int, metrics: dict[str, float]) -> None:
             log.append({"step": step, **metrics})

@@ -72,7 +72,7 @@ class Abstract(Channel):
     """A channel that leaves what it is for to those that derive from it."""
 
     @abc.abstractmethod
-    def carry(self, messages: Any) -> Any: ...
+    def transform(self, messages: Any) -> Any: ...
 
 
 class Truthful(UpdateSchedule):
@@ -81,7 +81,7 @@ class Truthful(UpdateSchedule):
     correction: ClassVar[str] = ""
     ratio_limit: ClassVar[Any] = True
 
-    def plan(self, progress: Any, policies: Any, seed: int) -> Any:
+    def plan_phases(self, progress: Any, policies: Any, seed: int) -> Any:
         return []
 
 

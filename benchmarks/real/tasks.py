@@ -8,10 +8,9 @@ import random
 import re
 from collections.abc import Callable, Sequence
 
-from marft.agents.agents import Agents
 from marft.common.types import Action, JointAction, Observation, Task
 from marft.config.interfaces.environment import Environment, Split
-from marft.config.interfaces.organization import Organization
+from marft.config.interfaces.organization import Agents, Organization
 from marft.envs.graded_sessions import Grade, SingleTurn
 
 NUMBER = re.compile(r"\d+")

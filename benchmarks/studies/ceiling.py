@@ -25,7 +25,7 @@ from marft.agents.game import Attempt
 from marft.common.types import Episode
 from marft.config import RunSettings
 from marft.envs.tasks import read_tasks
-from marft.rollout.local_runner import open_rollouts
+from marft.rollout.local_runner import open_rollout_runner
 
 Verdict = Literal["right", "slip", "wrong"]
 TERMS = re.compile(r"-?\d+(?: [+-] \d+)*")
@@ -90,7 +90,7 @@ def measure_ceiling(run: RunSettings, attempts: int) -> dict[str, Any]:
     """Rates of every agent of an untrained team over ``attempts`` sampled episodes of held-out tasks, and the
     ceiling with its standard error."""
     reasoners = [agent.role for agent in run.agents[:-1]]
-    with open_rollouts(run) as rollouts:
+    with open_rollout_runner(run) as rollouts:
         tasks = read_tasks(rollouts.run.environment, "test")[:attempts]
         plays = []
         for number in range(attempts):

@@ -106,13 +106,13 @@ def opened(setting: Setting) -> Iterator[Steps]:
             words = PreTrainedTokenizerFast.from_pretrained(setting.model)
             stack.enter_context(patch("marft.models.tokenizer_format.load_tokenizer", lambda _: words))
         if not setting.ends:
-            stack.enter_context(patch("marft.models.policy_registry.load_formats", endless_formats))
+            stack.enter_context(patch("marft.models.policy_registry.load_tokenizer_formats", endless_formats))
         yield Steps(setting, stack.enter_context(LocalRolloutRunner(recipe(setting))))
 
 
 def endless_formats(run: RunSettings) -> dict[str, TokenizerFormat]:
     """As a run has them, but nothing ends a turn."""
-    return {name: replace(one, stop_ids=()) for name, one in tokenizer_format.load_formats(run).items()}
+    return {name: replace(one, stop_ids=()) for name, one in tokenizer_format.load_tokenizer_formats(run).items()}
 
 
 def measure(setting: Setting, count: int, warm_up: int) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def make_hostile(output: Path) -> RunFolder:
     folder = RunFolder(output / f"{NAME}run")
     folder.path.mkdir()
     (folder.path / "run.json").write_text(MARKER)
-    folder.config.write_text(_recipe(output), encoding="utf-8")
+    folder.config_path.write_text(_recipe(output), encoding="utf-8")
     episodes = [_episode(sample) for sample in range(2)]
     failed = replace(_episode(2), status="failed", error=f"{ALL} at {NAME}.py", success=None)
     write_episodes(folder.episodes / "step_000001.parquet", [*episodes, failed])
@@ -54,7 +54,7 @@ def make_hostile(output: Path) -> RunFolder:
     metrics = {"reward": 0.5, f"rewards/{ALL}": 0.5, ALL: 0.1, "episodes_dropped": 1, f"guards/{ALL}": 1}
     metrics |= {f"agents/{role}/{name}": 0.5 for role in ROLES for name in ("kl", NAME)}
     rows = [{"step": step} | {name: value * step for name, value in metrics.items()} for step in range(1, 8)]
-    folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    folder.metrics_path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     _evaluated(folder, episodes)
     report.write_report(folder)
     _worth(folder, episodes)

@@ -104,7 +104,7 @@ def _found(episode: Episode) -> dict[str, object]:
 
 def log_step(folder: RunFolder, step: int) -> None:
     """One more line of metrics."""
-    log = MetricsLog(folder.metrics)
+    log = MetricsLog(folder.metrics_path)
     mine = {
         f"agents/{role}/{name}": 0.01 * step + 0.1 * n for n, role in enumerate(ROLES) for name in ("kl", "entropy")
     }

@@ -27,8 +27,8 @@ pytestmark = pytest.mark.slow
 def growing(tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerBase) -> RunFolder:
     """A run of 40 steps, of which three are over."""
     folder = make_run(tmp_path, tiny_tokenizer, "growing")
-    text = folder.config.read_text(encoding="utf-8")
-    folder.config.write_text(text.replace(f"\nsteps = {STEPS}\n", "\nsteps = 40\n"), encoding="utf-8")
+    text = folder.config_path.read_text(encoding="utf-8")
+    folder.config_path.write_text(text.replace(f"\nsteps = {STEPS}\n", "\nsteps = 40\n"), encoding="utf-8")
     owner = {"pid": os.getppid(), "host": socket.gethostname(), "since": ""}  # a process that lives
     (folder.path / "run.lock").write_text(json.dumps(owner))
     return folder

@@ -45,11 +45,14 @@ def test_instructions_that_contradict_each_other_are_named() -> None:
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({"alphabet": ("a", "A"), "words": 0}, "differ in more than case"),
-        ({"alphabet": ("a b", "c"), "words": 0}, "single words"),
-        ({"alphabet": ("?", "c"), "words": 0}, r"and not \?"),
-        ({"characters": 4}, "it may take 5 to tell what has to be told, and 4 come through"),
-        ({"topology": "line", "speakers": ("a", "b"), "size": 2, "words": 0, "characters": 17}, "may take 18 to tell"),
+        ({"alphabet": ("a", "A"), "max_words": 0}, "differ in more than case"),
+        ({"alphabet": ("a b", "c"), "max_words": 0}, "single words"),
+        ({"alphabet": ("?", "c"), "max_words": 0}, r"and not \?"),
+        ({"max_chars": 4}, "it may take 5 to tell what has to be told, and 4 come through"),
+        (
+            {"topology": "line", "speakers": ("a", "b"), "size": 2, "max_words": 0, "max_chars": 17},
+            "may take 18 to tell",
+        ),
     ],
 )
 def test_a_channel_that_what_is_needed_never_comes_through_is_refused(keys: dict[str, Any], says: str) -> None:

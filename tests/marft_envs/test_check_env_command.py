@@ -17,8 +17,14 @@ from tests import faulty
 from tests.marft.cli.test_cli import run
 from tests.nights import some
 
-QUICK: dict[str, Any] = {"tasks": 1, "held_out_tasks": 0, "most_steps": 6, "processes": False, "hold_seconds": 0.25}
-WORDS = ("--in-process", "--num-tasks", "1", "--step-limit", "6", "--hold-ms", "250", "--slow-ms", "500")
+QUICK: dict[str, Any] = {
+    "tasks": 1,
+    "held_out_tasks": 0,
+    "max_steps": 6,
+    "use_processes": False,
+    "max_blocking_seconds": 0.25,
+}
+WORDS = ("--in-process", "--num-tasks", "1", "--max-steps", "6", "--max-blocking-ms", "250", "--max-median-ms", "500")
 
 
 class TestTheCommand:
@@ -54,8 +60,8 @@ class TestTheCommand:
             (("nobody",), "no environment is called 'nobody'; known:"),
             (("nowhere.toml",), "no recipe at nowhere.toml"),
             (("relay", "--nobodys-key", "3"), "unknown key 'nobodys-key'"),
-            (("math", "--split", "x"), "path: is missing"),  # a key of its own, and not a misspelled --step-limit
-            (("relay", "--split", "x"), "no option is called '--split'; did you mean '--step-limit'?"),
+            (("math", "--split", "x"), "path: is missing"),  # a key of its own, and no misspelled option
+            (("relay", "--max-step", "3"), "no option is called '--max-step'; did you mean '--max-steps'?"),
             (("--in-process",), "Missing argument"),
         ],
     )
@@ -69,7 +75,7 @@ class TestFromPython:
         "environment", some([faulty.Sound, faulty.Sound(), "tests.faulty:Sound", {"name": "tests.faulty:Sound"}])
     )
     def test_an_environment_may_be_given_as_anything(self, environment: Any) -> None:
-        report = marft_envs.check_environment(environment, limits={**QUICK, "middle_seconds": 0.5})
+        report = marft_envs.check_environment(environment, limits={**QUICK, "max_median_seconds": 0.5})
         assert report.passed
         assert report.episodes > 20
 
@@ -78,7 +84,7 @@ class TestFromPython:
         class Sized(faulty.Sound):
             size: int = 1
 
-        report = marft_envs.check_environment(Sized, limits={**QUICK, "processes": True}, size=3)
+        report = marft_envs.check_environment(Sized, limits={**QUICK, "use_processes": True}, size=3)
         (verdict,) = [verdict for verdict in report.results if verdict.check == "repeatable"]
         assert "its class lies in no module that another process can import" in verdict.findings[0].cause
 

@@ -112,14 +112,14 @@ def test_every_phrase_is_read_back_and_has_mistakes() -> None:
 
 @isolated
 def test_the_script_solves_what_is_drawn_and_one_without_skill_does_not() -> None:
-    world = Code(train_tasks=6, held_out_tasks=1, rounds=2, tester=True, reflector=True, tests=4)
+    world = Code(train_tasks=6, held_out_tasks=1, rounds=2, use_tester=True, use_reflector=True, tests=4)
     for task in world.tasks("train")[:2]:
         (last,) = asyncio.run(played(world, task, 1.0))
         assert (last.reward, last.success, last.info["progress"]) == (1.0, True, 1.0)
         assert 0 < last.agent_rewards["tester"] <= 0.5
     lost = asyncio.run(played(world, world.tasks("train")[0], 0.0, seed=1))
     assert (lost[-1].success, lost[-1].reward) == (False, 0.0)
-    assert len(lost) == 3 == world.episode_limit
+    assert len(lost) == 3 == world.max_episode_steps
     assert len(world.start(world.tasks("train")[0], 0).judge.problem.cases) >= 4
 
 
@@ -145,7 +145,7 @@ def said(text: str, role: str = "coder") -> JointAction:
 
 def test_a_wrong_program_is_shown_with_what_came_of_it_and_may_be_written_anew() -> None:
     async def run() -> None:
-        trial = attempt(reflector=True)
+        trial = attempt(use_reflector=True)
         shown = await trial.reset()
         assert shown.turn == ("coder",)
         first = await trial.step(said("wrong"))
@@ -174,12 +174,12 @@ def test_what_looks_right_ends_and_the_last_round_does_and_a_fraction_may_be_pai
 
 
 def test_roles_that_the_recipe_promises_have_to_be_there() -> None:
-    world = Code(tester=True, reflector=True, rounds=2)
+    world = Code(use_tester=True, use_reflector=True, rounds=2)
     assert len(list(world.problems(["coder", "tester"]))) == 1
     assert not list(world.problems(["coder", "tester", "reflector"]))
     assert not list(Code().problems(["solver"]))
     with pytest.raises(ValidationError, match="rounds of at least 2"):
-        Code(reflector=True)
+        Code(use_reflector=True)
 
 
 HUMANEVAL = {

@@ -263,7 +263,7 @@ class TestTools:
 
     def test_a_bare_answer_counts_where_that_is_allowed(self) -> None:
         for strict in (True, False):
-            session = self.session(strict=strict)
+            session = self.session(require_final_answer=strict)
             step = asyncio.run(session.step(joint({"solver": session.task.data["answer"]})))
             assert step.success is not strict
 

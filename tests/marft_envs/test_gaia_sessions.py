@@ -23,7 +23,7 @@ PAGES = [Page(f"Tea {number}", f"Tea costs {number}.") for number in range(1, 9)
 def session(
     *, results: int = 5, snippets: bool = True, sources: tuple[str, ...] = (), strict: bool = True
 ) -> GaiaSession:
-    settings = Gaia(strict=strict, max_results=results, snippets=snippets)
+    settings = Gaia(require_final_answer=strict, max_results=results, show_snippets=snippets)
     task = Task("tea", "What does tea cost?", {"answer": "3", "sources": sources})
     return GaiaSession(
         settings, task, PageLibrary(PAGES), Attachments({"prices.csv": "tea,3", "notes.txt": "Ask Ada."})

@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from marft.agents.agents import Agents
 from marft.agents.answers import extract_answer, graded_text
 from marft.agents.channels import Record
 from marft.agents.game import Attempt
@@ -25,8 +24,9 @@ from marft.agents.play import play
 from marft.common.reasoning import measure_reasoning
 from marft.common.types import JointAction, Observation, Task
 from marft.config.interfaces.channel import Message
+from marft.config.interfaces.organization import Agents
 from marft.envs.table import Table
-from marft.rewards.math_answers import equal
+from marft.rewards.math_answers import matches_gold
 from marft_envs.env_check import episode_checks
 from marft_envs.env_check.collection import CheckData
 from marft_envs.env_check.loading import load_tasks
@@ -85,13 +85,13 @@ def test_answers_as_models_write_them_are_judged_right(kind: str, tmp_path: Path
 def test_the_judge_of_mathematics_agrees_with_the_pairs_also_in_this_process(right: str) -> None:
     for pair in pairs("math"):
         if pair["right"] == right:
-            assert equal(right, pair["text"], question=pair.get("question", "")) is pair["ok"], pair
+            assert matches_gold(right, pair["text"], question=pair.get("question", "")) is pair["ok"], pair
 
 
 @pytest.mark.parametrize("nothing", ["", "  ", "$ $", r"\boxed{}", r"\boxed{.}", "<think>None.</think>", r"$\approx$"])
 def test_a_text_that_states_nothing_does_not_say_that_there_is_no_solution(nothing: str) -> None:
-    assert not equal(r"\text{no solution}", nothing)
-    assert not equal(r"\emptyset", nothing)
+    assert not matches_gold(r"\text{no solution}", nothing)
+    assert not matches_gold(r"\emptyset", nothing)
 
 
 def test_the_pairs_hold_right_and_wrong_answers_of_every_kind() -> None:
@@ -245,7 +245,7 @@ def test_an_answer_in_a_thought_has_no_vote_and_is_not_recorded() -> None:
     actions = [make_action(text=text, index=number) for number, text in enumerate(said)]
     assert majority_vote(actions).text == r"\boxed{5}"
     record = Record(fields={"answer": r"\\boxed\{(.+?)\}"}, fallback="none")
-    assert record.carry([Message("a", said[0]), Message("a", said[2])]) == [None, Message("a", "answer: 5")]
+    assert record.transform([Message("a", said[0]), Message("a", said[2])]) == [None, Message("a", "answer: 5")]
 
 
 @pytest.mark.parametrize("right", ['["Paris", "paris"]', '{"city": "Paris"}', "['Paris', 'paris']"])

@@ -63,7 +63,9 @@ class TestGymnasium:
         assert len(texts) <= 41
 
     def test_what_is_possible_is_offered_and_what_is_earned_is_scaled(self) -> None:
-        environment = Gymnasium(game=WALK, action_names=("left", "right"), scale=0.1, rendering="tests.gym_games:told")
+        environment = Gymnasium(
+            game=WALK, action_names=("left", "right"), reward_scale=0.1, rendering="tests.gym_games:told"
+        )
         session, shown = begun(environment)
         at, total = int(shown.text.split()[3].rstrip(".")), 0.0
         for left in range(at, 0, -1):
@@ -159,7 +161,7 @@ def test_a_package_that_is_not_there_is_named_with_what_to_do(monkeypatch: pytes
 
 class TestPettingZoo:
     def test_sides_take_turns_see_their_own_and_earn_their_own(self) -> None:
-        session, shown = begun(PettingZoo(game=NIM, seats=TWO))
+        session, shown = begun(PettingZoo(game=NIM, game_agent_by_role=TWO))
         assert shown.turn == ("north",)
         assert shown.views == {"north": "5\nActions: 0, 1"}
         shown = acted(session, north="1").observation
@@ -172,13 +174,15 @@ class TestPettingZoo:
 
     @pytest.mark.parametrize(("team", "reward"), [("sum", 0.0), ("mean", 0.0), ("north", 2.0), ("south", -2.0)])
     def test_the_teams_reward_is_what_the_recipe_says(self, team: str, reward: float) -> None:
-        session, _ = begun(PettingZoo(game=NIM, kwargs={"heap": 1}, seats=TWO, team_reward=team, scale=2.0))
+        session, _ = begun(
+            PettingZoo(game=NIM, kwargs={"heap": 1}, game_agent_by_role=TWO, team_reward=team, reward_scale=2.0)
+        )
         step = acted(session, north="0")
         assert step.reward == reward
         assert step.agent_rewards == {"north": 2.0, "south": -2.0}
 
     def test_a_mask_holds_and_no_action_changes_nothing(self) -> None:
-        session, shown = begun(PettingZoo(game=NIM, kwargs={"heap": 1}, seats=TWO))
+        session, shown = begun(PettingZoo(game=NIM, kwargs={"heap": 1}, game_agent_by_role=TWO))
         assert shown.options == {"north": ("0",)}
         step = acted(session, north="1")
         assert "north gave no action" in step.observation.text
@@ -186,14 +190,20 @@ class TestPettingZoo:
 
     def test_a_game_is_over_once_nobody_of_the_team_plays_however_long_others_go_on(self) -> None:
         seats = {"clerk": "cyd"}
-        session, _ = begun(PettingZoo(game=MEETING, kwargs={"rounds": 10**9}, seats=seats, random_others=True), seed=1)
+        session, _ = begun(
+            PettingZoo(game=MEETING, kwargs={"rounds": 10**9}, game_agent_by_role=seats, random_others=True), seed=1
+        )
         step = acted(session, clerk="0")
         assert (step.terminated, step.truncated, step.reward) == (True, False, 0.0)
         assert session.game.active_agents == ("ann", "bob")
 
     def test_others_play_at_random_under_the_seed(self) -> None:
         environment = PettingZoo(
-            game=NIM, seats={"north": "player_1"}, random_others=True, team_reward="north", kwargs={"heap": 30}
+            game=NIM,
+            game_agent_by_role={"north": "player_1"},
+            random_others=True,
+            team_reward="north",
+            kwargs={"heap": 30},
         )
 
         def game(seed: int) -> list[str]:
@@ -229,7 +239,9 @@ class TestPettingZoo:
         assert (step.terminated, step.truncated) == (False, True)
 
     def test_what_others_do_pays_the_team_as_well(self) -> None:
-        environment = PettingZoo(game=NIM, seats={"north": "player_1"}, random_others=True, kwargs={"heap": 2})
+        environment = PettingZoo(
+            game=NIM, game_agent_by_role={"north": "player_1"}, random_others=True, kwargs={"heap": 2}
+        )
         session, _ = begun(environment)
         step = acted(session, north="0")  # the other one takes the last
         assert (step.terminated, step.agent_rewards) == (True, {"north": -1.0})
@@ -242,18 +254,18 @@ class TestPettingZoo:
         assert step.info["measures"]["mistakes"] == 1
 
     def test_the_board_in_a_terminal_is_shown_to_all(self) -> None:
-        _, shown = begun(PettingZoo(game=NIM, seats=TWO, rendering="ansi"))
+        _, shown = begun(PettingZoo(game=NIM, game_agent_by_role=TWO, rendering="ansi"))
         assert (shown.text, shown.views["north"]) == ("|||||", "You are player_1.\nActions: 0, 1")
 
     def test_a_mask_that_allows_nothing_is_an_error_and_no_reward(self) -> None:
         with pytest.raises(ValueError, match="allows no action at all"):
-            begun(PettingZoo(game=NIM, kwargs={"empty_mask": True}, seats=TWO))
+            begun(PettingZoo(game=NIM, kwargs={"empty_mask": True}, game_agent_by_role=TWO))
 
     @pytest.mark.parametrize(
         ("table", "words"),
         [
             ({"game": "tests.no_such_module"}, "cannot import"),
-            ({"game": NIM, "seats": {"north": "player_9"}}, "did you mean"),
+            ({"game": NIM, "game_agent_by_role": {"north": "player_9"}}, "did you mean"),
             ({"game": MEETING, "rendering": "ansi"}, "cannot be made with"),
         ],
     )
@@ -263,11 +275,13 @@ class TestPettingZoo:
 
     def test_seats_are_held_to_the_team(self) -> None:
         found = list(
-            PettingZoo(game=NIM, seats={"nort": "player_1"}, team_reward="most").problems(["north", "player_1"])
+            PettingZoo(game=NIM, game_agent_by_role={"nort": "player_1"}, team_reward="most").problems(
+                ["north", "player_1"]
+            )
         )
         assert len(found) == 2
         assert "no agent is called 'nort'; did you mean 'north'?" in found[0]
-        twice = list(PettingZoo(game=NIM, seats={"north": "player_1"}).problems(["north", "player_1"]))
+        twice = list(PettingZoo(game=NIM, game_agent_by_role={"north": "player_1"}).problems(["north", "player_1"]))
         assert "two roles play 'player_1'" in twice[0]
         with pytest.raises(ValidationError, match="name whom the roles play"):
             PettingZoo(game=NIM, random_others=True)
@@ -328,7 +342,7 @@ def test_sides_of_a_recipe_play_by_turns_and_choose() -> None:
         "name": "nim", "models": {"base": {"path": "tiny"}}, "policies": {"a": {"model": "base"}},
         "agents": [{"role": role, "policy": "a", "answers": True} for role in TWO],
         "team": {"organization": "turns"},
-        "environment": {"name": "pettingzoo", "game": NIM, "seats": TWO, "train_tasks": 3},
+        "environment": {"name": "pettingzoo", "game": NIM, "game_agent_by_role": TWO, "train_tasks": 3},
     })  # fmt: skip
 
     def script(cue: PolicyInput) -> str:

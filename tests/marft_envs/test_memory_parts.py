@@ -163,7 +163,7 @@ class TestFormulas:
             kept = words[: max(budget - sum(len(one) + 1 for one in slow), 0)].rstrip()
             slow += [kept] if kept else []
         assert notes.notes == slow
-        assert notes.size == len("\n".join(slow)) <= budget
+        assert notes.size_bytes == len("\n".join(slow)) <= budget
 
     def test_a_line_of_two_things_is_made_old_by_neither(self) -> None:
         one, both = (SummaryLine("x", frozenset(keys), "factual") for keys in ("a", "ab"))
@@ -179,12 +179,12 @@ class TestLevels:
 
     def test_what_an_entry_makes_old_is_on_none_of_them(self) -> None:
         """Not even where it goes down while both are written."""
-        store = opened("hierarchical", recent=1, top_k=9)
+        store = opened("hierarchical", max_recent=1, top_k=9)
         run(store.write([Entry("Ann is in Rome.", "ann"), Entry("Bea left.", "bea"), Entry("Ann is in Oslo.", "ann")]))
         assert "Rome" not in run(store.read("Ann Bea", 1000)).text
 
     def test_no_text_is_shown_twice_and_no_more_than_so_many_are_recent(self) -> None:
-        store = opened("hierarchical", recent=2, top_k=9)
+        store = opened("hierarchical", max_recent=2, top_k=9)
         run(store.write([Entry("Look there.", "", "working"), *facts(range(4))]))
         texts = run(store.read("Where does person0x live?", 1000)).texts
         assert len(texts) == len(set(texts)) == 5
@@ -192,7 +192,7 @@ class TestLevels:
         assert [entry.kind for entry in held].count("factual") == 2
 
     def test_what_has_no_room_among_the_recent_goes_down_and_is_not_lost(self) -> None:
-        store = opened("hierarchical", recent=100, top_k=100, max_bytes=65_536)
+        store = opened("hierarchical", max_recent=100, top_k=100, max_bytes=65_536)
         run(store.write([Entry(f"{n} " + "long " * 1000, f"key{n}") for n in range(5)]))
         texts = run(store.read("long", 10**6)).texts
         assert sorted(int(text.split()[0]) for text in texts) == [0, 1, 2, 3, 4]
@@ -241,7 +241,7 @@ class TestWrites:
         memory = LearnedMemory(NoteList(10_000), count_words, 2000)
         assert run(memory.write([Entry("short")])).message == ""
         assert run(memory.write([Entry("long " * 1000)])).message == FULL_MESSAGE
-        assert memory.size <= 2000
+        assert memory.size_bytes <= 2000
 
     def test_half_of_a_keys_words_find_it_where_half_is_asked_for(self) -> None:
         store = opened("key_value", min_overlap=0.5)
@@ -263,7 +263,7 @@ class TestTheirOwnFunctions:
         store = opened("index", embed="tests.marft_envs.test_memory_parts:too_short", dimensions=8)
         with pytest.raises(ValueError, match="must give a vector of 8 finite numbers for each of 1 texts; it gave 1x1"):
             run(store.write([Entry("a")]))
-        assert store.size == 0
+        assert store.size_bytes == 0
 
     @pytest.mark.parametrize("given", [[[1, float("nan")]], [["x", "y"]], [[1, 2], [3]], None])
     def test_what_are_no_vectors_is_refused(self, given: object) -> None:
@@ -288,7 +288,7 @@ class TestTheirOwnFunctions:
         assert run(read()) == ["Person1x lives at place1y and Person2x lives at place2y.", ""]
 
     def test_a_summary_keeps_its_size_whoever_makes_it(self) -> None:
-        store = opened("summary", summarizer="tests.marft_envs.test_memory_parts:talkative", tokens=20)
+        store = opened("summary", summarizer="tests.marft_envs.test_memory_parts:talkative", max_tokens=20)
         run(store.write(facts([1])))
         assert run(store.read("", 1000)).texts == ()
         store = opened("summary", summarizer="tests.marft_envs.test_memory_parts:no_list")
@@ -302,9 +302,9 @@ class TestTheirOwnFunctions:
     @pytest.mark.parametrize(
         ("name", "keys", "told"),
         [
-            ("index", {"embed": "tests.marft_envs.test_memory_parts:PLAIN"}, "is no function of texts"),
+            ("index", {"embed": "tests.marft_envs.test_memory_parts:PLAIN"}, "is no function"),
             ("index", {"embed": "nowhere:thing"}, "cannot import"),
-            ("summary", {"summarizer": "tests.marft_envs.test_memory_parts:TEAM"}, "is no function of texts"),
+            ("summary", {"summarizer": "tests.marft_envs.test_memory_parts:TEAM"}, "is no function"),
             ("index", {"dimensions": 1024, "max_bytes": 16_384}, "take max_bytes of at least 65536"),
         ],
     )

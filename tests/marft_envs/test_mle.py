@@ -220,7 +220,7 @@ class TestInTheJail:
     def test_a_valid_submission_is_worth_more_than_none(self) -> None:
         task = ANY.tasks("train")[0]
         step = answered(ANY.start(task, 0), COPY)
-        assert ANY.valid <= step.reward < 0.3
+        assert ANY.valid_reward <= step.reward < 0.3
         assert (step.success, step.info["measures"]["valid"]) == (False, 1.0)
 
     def test_rounds_tell_what_was_printed_and_never_the_score(self) -> None:

@@ -111,7 +111,7 @@ def test_public_files_that_are_too_large_for_each_run_are_refused(
         mle(path=str(place)).tasks("train")
 
 
-@pytest.mark.parametrize("limit", ["files", "output_kb"])
+@pytest.mark.parametrize("limit", ["max_files", "output_kb"])
 def test_a_competition_that_no_program_can_be_given_or_give_back_is_refused_by_its_limit(
     tmp_path: Path, limit: str
 ) -> None:
@@ -120,7 +120,7 @@ def test_a_competition_that_no_program_can_be_given_or_give_back_is_refused_by_i
     if limit == "output_kb":
         made = replace(made, answers={f"{n:>04}": "long" * 100 for n in range(10)})
     check_limits("mine", made, DEFAULT_LIMITS)
-    tight = DEFAULT_LIMITS.model_copy(update={limit: len(made.public) if limit == "files" else 3})
+    tight = DEFAULT_LIMITS.model_copy(update={limit: len(made.public) if limit == "max_files" else 3})
     with pytest.raises(ValueError, match=rf"set environment\.limits\.{limit} = \d+"):
         check_limits("mine", made, tight)
 

@@ -41,9 +41,9 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "several symbols": {"size": 3, "values": 12},
     "an alphabet of two": {"alphabet": ["lo", "hi"]},
-    "erased": {"noise": 0.2, "words": 6},
-    "replaced": {"noise": 0.1, "words": 9, "noise_effect": "replace"},
-    "dropped": {"noise": 0.2, "words": 6, "noise_effect": "drop"},
+    "erased": {"noise": 0.2, "max_words": 6},
+    "replaced": {"noise": 0.1, "max_words": 9, "noise_effect": "replace"},
+    "dropped": {"noise": 0.2, "max_words": 6, "noise_effect": "drop"},
     "the sender pays": {"paid_by": "sender"},
 }
 
@@ -174,12 +174,12 @@ class TestNobodyCanAnswerAlone:
 
 def transmitted(text: str, random: Random | None = None, replacements: Sequence[str] = (), **limits: Any) -> str:
     """What comes through where only these limits and this noise are set."""
-    return transmit(text, random or Random(0), Relay.model_construct(**{"words": 0, **limits}), replacements)
+    return transmit(text, random or Random(0), Relay.model_construct(**{"max_words": 0, **limits}), replacements)
 
 
 class TestWhatComesThrough:
     def test_words_beyond_the_limit_are_lost_and_noise_erases(self) -> None:
-        assert transmitted("the blue one", words=2) == "the blue"
+        assert transmitted("the blue one", max_words=2) == "the blue"
         assert transmitted("a b a b", alphabet=("a",), noise=1.0) == "? ?"
 
     @given(
@@ -191,20 +191,20 @@ class TestWhatComesThrough:
     )
     def test_is_never_more_than_may(self, text: str, words: int, characters: int, noise: float, kind: Any) -> None:
         came = transmitted(
-            text, replacements=("x",), words=words, characters=characters, noise=noise, noise_effect=kind
+            text, replacements=("x",), max_words=words, max_chars=characters, noise=noise, noise_effect=kind
         ).split()
         assert len(came) <= (words or len(text.split()))
         assert sum(map(len, came)) <= max(characters, len(came))
 
     def test_noise_is_as_likely_as_it_says(self) -> None:
-        came = transmitted("word " * 5000, Random(1), characters=10**6, noise=0.3).split()
+        came = transmitted("word " * 5000, Random(1), max_chars=10**6, noise=0.3).split()
         assert came.count("?") / len(came) == pytest.approx(0.3, abs=0.03)
 
     def test_words_of_no_alphabet_are_lost(self) -> None:
-        assert transmitted("it is LO and hi", words=3, alphabet=("lo", "hi")) == "lo hi"
+        assert transmitted("it is LO and hi", max_words=3, alphabet=("lo", "hi")) == "lo hi"
 
     def test_the_same_seed_hits_the_same_words(self) -> None:
-        relay = made(noise=0.5, words=0)
+        relay = made(noise=0.5, max_words=0)
         first, again, other = (
             step_by_step(relay, {"north": "a b c d e f g h"}, {"south": "x"}, seed=seed)[0].observation
             for seed in (1, 1, 2)
@@ -223,13 +223,13 @@ class TestWhatComesThrough:
         assert decode_symbols(coded * copies, known, alphabet) == said
 
     def test_words_that_just_fit_come_through_whole(self) -> None:
-        assert transmitted("ab cd e", characters=4) == "ab cd"
+        assert transmitted("ab cd e", max_chars=4) == "ab cd"
 
     @pytest.mark.parametrize(("alphabet", "others"), [([], KEYS[0][:6]), (["lo", "hi"], ("lo", "hi"))])
     def test_a_word_that_is_replaced_becomes_any_that_may_be_said(
         self, alphabet: list[str], others: tuple[str, ...]
     ) -> None:
-        relay = made(noise=1.0, noise_effect="replace", words=0, characters=10_000, alphabet=alphabet)
+        relay = made(noise=1.0, noise_effect="replace", max_words=0, max_chars=10_000, alphabet=alphabet)
         shown = step_by_step(relay, {"north": "hi " * 100}, {"south": "x"})[0].observation.views["south"]
         assert set(shown.rpartition(": ")[2].split()) == set(others)
 
@@ -299,7 +299,7 @@ class TestRewards:
             assert step.reward == float(symbols == wanted)
 
     def test_what_was_said_and_what_came_through_is_measured(self) -> None:
-        relay = made(words=2)
+        relay = made(max_words=2)
         session = relay.start(relay.tasks("train")[0], 0)
         step = asyncio.run(session.step(answered(relay, "one two three", "north")))
         assert step.info["measures"] == {"words_said": 3.0, "words_passed": 2.0, "guessing_rate": 1 / 6}
@@ -329,9 +329,9 @@ class TestWhatIsRefused:
             ({"values": 20}, "at most 3 speakers"),
             ({"speakers": ["a", "b"], "values": 12}, "has 144 rows"),
             ({"alphabet": ["a"]}, "one word tells nothing"),
-            ({"alphabet": ["a", "b"], "words": 2}, "it takes 3 words"),
+            ({"alphabet": ["a", "b"], "max_words": 2}, "it takes 3 words"),
             ({"size": 4}, "it takes 4 words"),
-            ({"speakers": ["a", "b"], "values": 3, "topology": "line", "words": 1}, "it takes 2 words"),
+            ({"speakers": ["a", "b"], "values": 3, "topology": "line", "max_words": 1}, "it takes 2 words"),
         ],
     )
     def test_what_nobody_could_play(self, keys: dict[str, Any], said: str) -> None:
@@ -340,8 +340,8 @@ class TestWhatIsRefused:
 
     def test_and_nothing_that_can_be_played(self) -> None:
         assert made(speakers=["a", "b", "c"], values=4).guess_rate == 1 / 64
-        assert made(speakers=["a", "b"], values=3, topology="line", words=2).min_words == 2
-        assert made(speakers=["a", "b"], answer="sum", topology="line", words=1).min_words == 1
+        assert made(speakers=["a", "b"], values=3, topology="line", max_words=2).min_words == 2
+        assert made(speakers=["a", "b"], answer="sum", topology="line", max_words=1).min_words == 1
         assert not list(made(answerer_only=True).problems(["south"]))
 
     def test_a_team_that_lacks_a_role_or_has_one_too_many(self) -> None:

@@ -284,7 +284,7 @@ class TestWhoSeesWhat:
 
     def test_without_repeats_it_is_said_once(self) -> None:
         for readers in ((), ("solver",)):
-            world = shop(**PLAIN, repeats=False, product_for=readers)
+            world = shop(**PLAIN, repeat_product=False, product_for=readers)
             shown = by_texts(world, world.tasks("test")[0], [], "solver").observations
             assert ["Wanted" in one.for_role("solver") for one in shown] == [True] + [False] * 9
 

@@ -107,7 +107,7 @@ def test_a_push_leaves_what_it_says_and_the_best_ways_lead_to_the_end(seed: int,
         assert known.moves_to_solution(yard.player, yard.boxes) == count
         yard, problem = yard.apply_move(best_directions(yard)[0])
         assert not problem
-    assert yard.solved
+    assert yard.is_solved
     assert best_directions(yard) == []
 
 
@@ -216,7 +216,7 @@ def test_who_is_shown_what() -> None:
 def test_an_episode_has_so_many_steps_and_no_more(keys: dict[str, Any], most: int) -> None:
     environment = world(**keys, max_moves=6)
     steps = play(of(environment), ["left" if number % 2 else "right" for number in range(20)])
-    assert len(steps) == environment.step_bound == most
+    assert len(steps) == most
 
 
 def test_what_others_say_is_paid_to_them_alone_where_that_is_wished_for() -> None:

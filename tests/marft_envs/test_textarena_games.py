@@ -39,7 +39,7 @@ class TestNim:
         rules, random = Nim(), Random(seed)
         game = rules.start_match({"heaps": heaps})
         perfect = 0 if reduce(xor, heaps) else 1
-        while not game.over:
+        while not game.is_over:
             shown, options = game.player_text(game.current_player), game.options()
             random_reply = game.current_player != perfect and perfect == 0
             game.play_move(random.choice(options) if random_reply else rules.perfect_move(shown, options, random))
@@ -94,7 +94,7 @@ class TestKuhn:
     @given(seed=st.integers(0, 2**32), deal=st.sampled_from(DEALS))
     def test_a_player_is_shown_its_own_card_alone(self, seed: int, deal: str) -> None:
         random, hand = Random(seed), Kuhn().start_match({"cards": deal})
-        while not hand.over:
+        while not hand.is_over:
             shown = hand.player_text(hand.current_player)
             assert information_set(shown)[0] == deal[hand.current_player]
             assert deal[1 - hand.current_player] not in shown.replace("You", "").replace("They", "")
@@ -128,7 +128,7 @@ class TestHints:
         random, rules = Random(seed), Hints(objects=objects)
         _, start = rules.draw_start(random)
         game = rules.start_match(start)
-        while not game.over:
+        while not game.is_over:
             game.play_move(rules.perfect_move(game.player_text(game.current_player), game.options(), random))
         assert game.payoffs()[0] == game.payoffs()[1] > 0
 
@@ -143,7 +143,7 @@ class TestHints:
         for move in ("hat", "3", "blue", "2"):
             game.play_move(move)
         assert game.payoffs() == (0.5, 0.5)
-        assert game.over
+        assert game.is_over
 
 
 @pytest.mark.parametrize("game", sorted(BUILT_IN_GAMES))

@@ -208,8 +208,8 @@ def test_one_policy_learns_from_both_seats_against_itself(tmp_path: Path) -> Non
     table["algorithm"] = {"name": "rae", "credit": {"name": "rae", "group_by": ["begins"]}}
     run, folder = parse_recipe(table), RunFolder(tmp_path / "sides")
     state = train(run, folder)
-    assert all(key.split(" ", 1)[1] in ('["north"]', '["south"]') for key in state_of(folder)["parts"]), state
-    assert len(state_of(folder)["parts"]) == 4  # two sides, each in two seats
+    assert all(key.split(" ", 1)[1] in ('["north"]', '["south"]') for key in state_of(folder)["component_state"]), state
+    assert len(state_of(folder)["component_state"]) == 4  # two sides, each in two seats
     for row in folder.read_metrics():
         assert row["reward"] == 0.0
         assert row["agents/north/own_reward"] == -row["agents/south/own_reward"]

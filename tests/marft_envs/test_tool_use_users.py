@@ -74,7 +74,7 @@ class TestUsers:
         assert "has not agreed" in refusal(lambda: played.call("cancel", id=order))
         step = played.say(f"{order} is cancelled.")
         assert (step.terminated, step.success, step.info["measures"]["policy_violations"]) == (True, False, 1.0)
-        loose = environment(confirmation=False)
+        loose = environment(require_confirmation=False)
         again = Played(loose, task)
         again.call("cancel", id=order)
         assert again.say(f"{order} is cancelled, you get {task.data['goals'][0]['outputs'][0]}.").success
@@ -191,7 +191,7 @@ def test_what_agrees_is_a_yes_without_a_no(words: str, agrees_to_it: bool) -> No
 
 class TestWhatCounts:
     def test_something_else_that_was_changed_spoils_it(self) -> None:
-        made = environment(reward="fraction", confirmation=False)
+        made = environment(reward="fraction", require_confirmation=False)
         task = next(iter(wants(made, aim="cancel", writes=True, withheld=False)))
         order, total = task.data["goals"][0]["facts"]["order"], task.data["goals"][0]["outputs"][0]
         other = next(

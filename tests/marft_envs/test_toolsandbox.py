@@ -229,7 +229,7 @@ class TestConversations:
 @pytest.mark.slow
 class TestTasks:
     def test_scenarios_that_vary_one_another_are_in_one_split(self, made: Any) -> None:
-        environment = made(user="agent", web=True)
+        environment = made(user="agent", include_web=True)
         where = {task.id: split for split in SPLITS for task in environment.tasks(split)}
         assert len(where) == 29
         assert set(where.values()) == set(SPLITS)
@@ -251,7 +251,7 @@ class TestTasks:
         assert {"lamp_on", "add_Bo"} <= names
         assert not {name for name in names if name.startswith("web") or "slowly" in name}
         assert "lamp_on_slowly" in tasks_of(made(user="agent"))
-        environment = made(web=True)
+        environment = made(include_web=True)
         talk, _ = begun(environment, "web")
         assert said(talk, call("search_web")).observation.text == "Tool: 'a-key'"
 
@@ -278,7 +278,7 @@ class TestTasks:
 
     @BY_NIGHT
     def test_which_split_a_scenario_is_in_does_not_depend_on_what_else_is_wanted(self, made: Any) -> None:
-        where = {task.id: split for split in SPLITS for task in made(user="agent", web=True).tasks(split)}
+        where = {task.id: split for split in SPLITS for task in made(user="agent", include_web=True).tasks(split)}
         few = made(user="agent", categories=["multiple_user_turn"])
         for wanted in (made(), made(categories=["tool_name_scrambled"]), few):
             assert all(where[task.id] == split for split in SPLITS for task in wanted.tasks(split))

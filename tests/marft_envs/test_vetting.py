@@ -18,7 +18,13 @@ from tests import faulty
 from tests.nights import BY_NIGHT, NIGHT, some
 
 QUICK = Limits(
-    tasks=1, held_out_tasks=0, most_steps=6, middle_seconds=0.5, hold_seconds=0.25, call_seconds=5.0, processes=False
+    tasks=1,
+    held_out_tasks=0,
+    max_steps=6,
+    max_median_seconds=0.5,
+    max_blocking_seconds=0.25,
+    call_timeout_seconds=5.0,
+    use_processes=False,
 )
 SEVERAL = dataclasses.replace(QUICK, tasks=2)
 FAULTS: dict[type[Environment], tuple[str, str]] = {  # the check, and what it says
@@ -59,9 +65,17 @@ FAULTS: dict[type[Environment], tuple[str, str]] = {  # the check, and what it s
     faulty.Calling: ("outside", "connects to ('127.0.0.1', 9)"),
 }
 TIMED: dict[type[Environment], tuple[str, Limits, str]] = {
-    faulty.Slow: ("speed", dataclasses.replace(QUICK, middle_seconds=0.01), "step() takes 0.02"),
-    faulty.Sleeping: ("thread", dataclasses.replace(QUICK, hold_seconds=0.005), "it sleeps, or waits for a disk"),
-    faulty.Hanging: ("episodes", dataclasses.replace(QUICK, call_seconds=0.05), "step() hung: it took over 0.05 s"),
+    faulty.Slow: ("speed", dataclasses.replace(QUICK, max_median_seconds=0.01), "step() takes 0.02"),
+    faulty.Sleeping: (
+        "thread",
+        dataclasses.replace(QUICK, max_blocking_seconds=0.005),
+        "it sleeps, or waits for a disk",
+    ),
+    faulty.Hanging: (
+        "episodes",
+        dataclasses.replace(QUICK, call_timeout_seconds=0.05),
+        "step() hung: it took over 0.05 s",
+    ),
 }
 APART: dict[type[Environment], tuple[str, str]] = {
     faulty.Hashing: ("repeatable", "two processes come to something else with the same seed and actions"),
@@ -131,7 +145,7 @@ def test_what_takes_time_is_found_and_nothing_else(kind: type[Environment]) -> N
 @pytest.mark.parametrize("kind", APART if NIGHT else [faulty.Remembering])
 def test_what_only_another_process_shows_is_found(kind: type[Environment]) -> None:
     name, said = APART[kind]
-    report = looked_at(kind, dataclasses.replace(QUICK, processes=True))
+    report = looked_at(kind, dataclasses.replace(QUICK, use_processes=True))
     assert list(found(report)) == [name], found(report)
     assert said in found(report)[name]
 

@@ -21,8 +21,10 @@ ELSEWHERE = {"toolsandbox", "verifiers"}  # play in a process of somebody else's
 FEW = {"train_tasks": 60, "held_out_tasks": 12}
 LATER = set() if NIGHT else {"code", "mle"}  # half a minute each
 KNOWN = {"textarena": {"splits"}}  # a match of Kuhn poker is one of twelve: held-out ones differ in their seed alone
-BY_DAY = Limits(tasks=1, held_out_tasks=0, middle_seconds=0.5, longest_seconds=5, hold_seconds=0.1, processes=False)
-AT_NIGHT = Limits(tasks=2, middle_seconds=0.5, longest_seconds=5, hold_seconds=0.1)
+BY_DAY = Limits(
+    tasks=1, held_out_tasks=0, max_median_seconds=0.5, max_call_seconds=5, max_blocking_seconds=0.1, use_processes=False
+)
+AT_NIGHT = Limits(tasks=2, max_median_seconds=0.5, max_call_seconds=5, max_blocking_seconds=0.1)
 
 
 def subject(name: str, folder: Path) -> CheckTarget:
@@ -38,7 +40,7 @@ def subject(name: str, folder: Path) -> CheckTarget:
     if name == "reasoning_gym":
         return find_target(name, {"dataset": "chain_sum", **FEW})
     if name in GAMES:
-        return find_target(name, {"game": GAMES[name], "scale": 0.01, "max_steps": 12, **FEW})
+        return find_target(name, {"game": GAMES[name], "reward_scale": 0.01, "max_steps": 12, **FEW})
     changes: dict[str, Any] = {"environment": FEW}
     return target_from_recipe(load_recipe(name, (), changes)) if name in bundled_names() else find_target(name, FEW)
 

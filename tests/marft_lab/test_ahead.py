@@ -84,7 +84,7 @@ class TestOrder:
         ending.start()
         for _ in range(6):
             state, collection = next_step(gathering, rollouts, state)
-            steps.append([(e.stream, e.task.id, e.sample) for e in collection.credit_inputs])
+            steps.append([(e.stream, e.task.id, e.sample) for e in collection.training_episodes])
         ending.join()
         assert steps == [
             [(e.stream, e.task.id, e.sample) for e in _synchronous(rollouts.run, step)] for step in range(6)
@@ -96,7 +96,7 @@ class TestOrder:
         gathering, state, learned = ahead(rollouts), State(), list[str]()
         for _ in range(4):
             state, collection = next_step(gathering, rollouts, state)
-            tasks = [episode.task.id for episode in collection.credit_inputs]
+            tasks = [episode.task.id for episode in collection.training_episodes]
             assert len(tasks) == 4
             assert collection.metrics["policy_lag_max"] <= 1
             assert len(collection.episodes) == 4 + 2 * collection.metrics["groups_discarded"]
@@ -107,7 +107,7 @@ class TestOrder:
         rollouts = fake(ahead_of(1, "--algorithm", "{name = 'dapo', dynamic_sampling = 2}"), pay=lambda _: 1.0)
         _, collection = next_step(ahead(rollouts), rollouts, State())
         assert collection.metrics["groups_discarded"] == 6
-        assert len(collection.credit_inputs) == 1  # alone it is compared with nothing
+        assert len(collection.training_episodes) == 1  # alone it is compared with nothing
 
     def test_where_the_last_equal_group_has_failed_the_one_before_it_is_counted(self) -> None:
         rollouts = fake(ahead_of(1, "--algorithm", "{name = 'dapo', dynamic_sampling = 1}"), pay=lambda _: 1.0)
@@ -116,8 +116,8 @@ class TestOrder:
             made(attempt, version), status="failed" if attempt.task.id == last.task.id else "terminated"
         )
         _, collection = next_step(ahead(rollouts), rollouts, State())
-        assert len(collection.credit_inputs) == 1
-        assert all(episode.is_scored for episode in collection.credit_inputs)
+        assert len(collection.training_episodes) == 1
+        assert all(episode.is_scored for episode in collection.training_episodes)
 
     def test_what_is_too_old_is_dropped_counted_and_replaced(self, tmp_path: Path) -> None:
         """A run that goes on with a smaller lag than it has begun with."""
@@ -133,7 +133,7 @@ class TestOrder:
         for _ in range(3):
             state, collection = next_step(again, stricter, state)
             assert collection.metrics["policy_lag_max"] <= 1
-            assert len(collection.credit_inputs) == 4
+            assert len(collection.training_episodes) == 4
             dropped.append(collection.metrics["async/groups_dropped"])
         assert sum(dropped) == 6  # of the ten that were ahead, those of versions 0 and 1
 
@@ -146,7 +146,7 @@ class TestOrder:
         state, stricter.now = replace(state, step=9), 9
         _, collection = next_step(ahead(stricter, state, tmp_path), stricter, state)
         assert collection.metrics["async/groups_dropped"] == 6
-        assert len(collection.credit_inputs) == 4
+        assert len(collection.training_episodes) == 4
         assert collection.metrics["policy_lag_max"] == 0
 
     def test_a_task_that_is_set_aside_is_passed_over_and_another_comes_in_its_place(self) -> None:
@@ -156,7 +156,7 @@ class TestOrder:
         rollouts.excluded_tasks["t2"], before = "it ended its workers", len(rollouts.begun)
         for _ in range(5):
             state, collection = next_step(gathering, rollouts, state)
-            assert len(collection.credit_inputs) == 4
+            assert len(collection.training_episodes) == 4
             assert collection.metrics["policy_lag_max"] == min(state.step - 1, 2)
             assert collection.metrics["async/groups_dropped"] == 0
         assert "t2" not in rollouts.numbers[before:]
@@ -251,9 +251,9 @@ class TestKeeping:
         _, one = next_step(gathering, rollouts, state)
         later.now = 1
         _, other = next_step(again, later, state)
-        assert [e.name for e in other.credit_inputs] == [e.name for e in one.credit_inputs]
+        assert [e.name for e in other.training_episodes] == [e.name for e in one.training_episodes]
         assert later.numbers == rollouts.numbers[8:]
-        assert other.credit_inputs[0].task.data == TASKS[int(other.credit_inputs[0].task.id[1:])].data
+        assert other.training_episodes[0].task.data == TASKS[int(other.training_episodes[0].task.id[1:])].data
 
     @pytest.mark.parametrize(("text", "told"), [
         ('{"groups": [{"number": -1, "episodes": 0, "played": []}]}', "groups"),
@@ -276,7 +276,7 @@ class TestReuse:
         state, learned = State(), []
         for _ in range(count):
             state, collection = next_step(gathering, rollouts, state)
-            learned.append([episode.name for episode in collection.credit_inputs])
+            learned.append([episode.name for episode in collection.training_episodes])
         return learned, gathering, state
 
     def test_every_episode_is_learned_from_in_so_many_steps(self) -> None:
@@ -303,7 +303,7 @@ class TestReuse:
         rollouts = fake(ahead_of(0).model_copy(update={"rollout": self.run().rollout}))
         again = ReplayBuffer(ahead(rollouts, state), cast("RolloutRunner", rollouts), TASKS, tmp_path)
         _, collection = next_step(again, rollouts, state)
-        assert [e.name for e in collection.credit_inputs][4:] == learned[2][:8]
+        assert [e.name for e in collection.training_episodes][4:] == learned[2][:8]
 
     def test_how_many_are_learned_from_again_and_how_old_they_are_is_shown(self) -> None:
         _, gathering, state = self.steps(self.run(), 4)
@@ -331,12 +331,12 @@ class TestReuse:
         for attempts, begun, version in rollouts.begun[-2:]:
             begun.outcome.set_result([replace(rollouts.episode(one, version), status="failed") for one in attempts])
         collection = gathering.collect(state, lambda _: None)
-        assert (len(collection.episodes), collection.credit_inputs) == (4, [])
+        assert (len(collection.episodes), collection.training_episodes) == (4, [])
 
     def test_what_an_abandoned_policy_played_is_not_learned_from_again(self) -> None:
         _, gathering, state = self.steps(self.run(), 3)
         gathering.on_rollback(state)
-        assert len(gathering.collect(state, lambda _: None).credit_inputs) == 4
+        assert len(gathering.collect(state, lambda _: None).training_episodes) == 4
 
 
 class TestRefusals:
@@ -403,18 +403,18 @@ def test_idle_time_is_that_in_which_nothing_is_played() -> None:
     clock.start()
     clock.stop()
     clock.stop()
-    assert clock.idle() == 2.0 + 7.0 - 3.0
+    assert clock.total_idle_seconds() == 2.0 + 7.0 - 3.0
 
 
 def test_time_is_idle_before_anything_is_played_and_not_while_something_is() -> None:
     times = iter([10.0, 12.0, 15.0, 20.0, 31.0])
     clock = IdleClock(lambda: next(times))
     clock.start()  # at 12
-    assert clock.idle() == 2.0
+    assert clock.total_idle_seconds() == 2.0
     clock.stop()  # at 15
-    assert clock.idle() == 2.0 + 20.0 - 15.0
+    assert clock.total_idle_seconds() == 2.0 + 20.0 - 15.0
     clock.start()  # at 31
-    assert clock.idle() == 2.0 + 31.0 - 15.0
+    assert clock.total_idle_seconds() == 2.0 + 31.0 - 15.0
 
 
 def test_the_oldest_token_of_a_policy_in_training_counts() -> None:

@@ -20,10 +20,10 @@ from marft.config import load_recipe, parse_recipe
 from marft.config.run import RunSettings
 from marft.inference.subprocess_engine.engine import SubprocessEngine, SubprocessPolicy
 from marft.inference.subprocess_engine.messages import EngineInit
-from marft.rollout.local_runner import open_rollouts
+from marft.rollout.local_runner import open_rollout_runner
 from marft.rollout.rollout_batch import load_training_tasks, sample_attempts
 from marft.runs.run_folder import RunFolder
-from marft.trainer.ranks.devices import build_peer_run, open_rank_starter, select_device
+from marft.trainer.ranks.devices import build_peer_run, open_rank_launcher, select_device
 from marft.trainer.ranks.rank_worker import RankWorker
 from marft.trainer.train import train
 from marft_lab.cluster.relay import NodeInfo
@@ -67,13 +67,13 @@ def demo(output: Path, *overrides: str) -> RunSettings:
 
 
 def played(run: RunSettings) -> list[Any]:
-    with open_rollouts(run) as rollouts:
+    with open_rollout_runner(run) as rollouts:
         rollouts.publish(0)
         return told(rollouts.play(sample_attempts(run, load_training_tasks(run), 0, 0, 4)))
 
 
 def nodes_of(rollouts: Any) -> list[str]:
-    group = rollouts._starter._group
+    group = rollouts._launcher._group
     return list(ray.util.placement_group_table(group)["bundles_to_node_id"].values())
 
 
@@ -93,7 +93,7 @@ class TestWorkers:
             until(lambda: list(tmp_path.glob("stepping-fine-0-0")))
             os.kill(int((tmp_path / "stepping-fine-0-0").read_text().split()[0]), signal.SIGKILL)
 
-        with open_rollouts(run) as rollouts:
+        with open_rollout_runner(run) as rollouts:
             killer = threading.Thread(target=kill)
             killer.start()
             episodes = rollouts.play(attempts(*["fine"] * 4))
@@ -111,14 +111,14 @@ class TestWorkers:
         )
         run = clustered(cluster, settings("tiny", tmp_path, "--rollout.workers", "1", *tools))
         with pytest.raises(ValueError, match=r"^tools.files: there is no program 'no-such-program'$"):
-            open_rollouts(run)
+            open_rollout_runner(run)
 
     @BY_NIGHT
     def test_a_cluster_without_room_says_what_it_lacks(self, cluster: Any, tmp_path: Path) -> None:
         run = clustered(cluster, settings("tiny", tmp_path, "--rollout.workers", "9"), patience=1.0)
         with pytest.raises(RunError, match=r"no room for 9 processes \(cluster.worker: 1 CPU; PACK\) in 1 s: free are "
                            r"\d CPU of 5 CPU, on 2 nodes. Add nodes, or lower rollout.workers"):  # fmt: skip
-            open_rollouts(run)
+            open_rollout_runner(run)
 
     def test_a_folder_that_is_not_there_is_named(self, cluster: Any, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"has no folder /no/such/folder, where the recipe's paths"):
@@ -149,7 +149,7 @@ class TestEngines:
             opened = EngineInit("model", "float32", 64, 4, 1, 8, 0, {"folder": str(tmp_path), "dies": 1})
             starter = RayProcessLauncher(run, cluster, "engine", 1)  # type: ignore[arg-type]
             policies = {"actor": SubprocessPolicy(tiny_tokenizer, (2,), weights.save)}
-            engine = SubprocessEngine("fake", command, opened, policies, seed=1, timeout=20.0, starter=starter)
+            engine = SubprocessEngine("fake", command, opened, policies, seed=1, timeout=20.0, launcher=starter)
             taken = RemoteProcess.share_folder
 
             def noted(child: RemoteProcess, folder: Path) -> str:
@@ -189,9 +189,9 @@ class TestLostNodes:
             until(lambda: len(list(tmp_path.glob("stepping-fine-*"))) >= 2)
             cluster.remove_node(cluster.other, allow_graceful=False)
 
-        with open_rollouts(run) as rollouts:
+        with open_rollout_runner(run) as rollouts:
             assert len(set(nodes_of(rollouts))) == 2
-            starter = cast(Any, rollouts)._starter  # workers are there: from here on nobody is waited for as long
+            starter = cast(Any, rollouts)._launcher  # workers are there: from here on nobody is waited for as long
             starter.settings = starter.settings.model_copy(update={"start_timeout_seconds": 2.0})
             losing = threading.Thread(target=lose)
             losing.start()
@@ -235,7 +235,7 @@ class TestSettings:
     def test_a_cluster_that_does_not_answer_is_named_at_once(self, address: str, tmp_path: Path) -> None:
         run = settings("tiny", tmp_path, "--rollout.workers", "1", "--cluster.address", address)
         with pytest.raises(ValueError, match=rf"^cluster.address: no Ray cluster can be joined at '{address}': "):
-            open_rollouts(run)
+            open_rollout_runner(run)
 
     def test_rays_client_is_refused_with_what_to_do(self) -> None:
         with pytest.raises(
@@ -272,7 +272,7 @@ class TestSettings:
         )
         for found, gpus in (("cpu", 0.0), ("cuda", 1.0)):
             monkeypatch.setattr("marft.trainer.ranks.devices.pick_device", lambda _, found=found: torch.device(found))
-            open_rank_starter(run)
+            open_rank_launcher(run)
             assert (build_peer_run(run).device, asked.pop()) == (found, gpus)
 
     def test_a_checkpoint_that_a_ranks_node_has_not_is_named(self, tmp_path: Path) -> None:

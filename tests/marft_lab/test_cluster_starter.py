@@ -201,6 +201,13 @@ def test_nothing_is_started_again_once_the_run_has_ended_which_waits_for_what_is
             NoResourcesError,
             r"^worker 1: the cluster has had no room for one process",
         ),
+        (
+            lambda: _raised(
+                RayActorError("1", "ray::Relay.__init__() (pid=5, ip=10.0.0.2)\nNo module named 'x'", True)
+            ),
+            ValueError,
+            r"^worker 1: node 10\.0\.0\.2 cannot import MARFT \(No module named 'x'\): install the same on every node, .*pip",
+        ),
         (lambda: NodeInfo("n1", "3.11.1", "0.0.1", ()), ValueError, r"^node n1 has MARFT 0.0.1"),
         (lambda: NodeInfo("n1", "2.7.18", read_node_info().version, ()), ValueError, r"on Python 2.7.18, and the run"),
         (

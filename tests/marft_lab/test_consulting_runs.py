@@ -234,7 +234,7 @@ def test_versions_meet_without_helpers(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(matches, "find_versions", lambda *_: {"base": None, "last": None})
     monkeypatch.setattr(matches, "combine_versions", lambda run, _: run)
     monkeypatch.setattr(matches, "pair_attempts", lambda *_: [])
-    monkeypatch.setattr(matches, "open_rollouts", open_)
+    monkeypatch.setattr(matches, "open_rollout_runner", open_)
     with pytest.raises(KeyboardInterrupt):
         matches.play_league(run, RunFolder(tmp_path), 2, 2, lambda _=None: None)
     assert "helper" in run.policies

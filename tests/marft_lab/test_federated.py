@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from marft.inference.subprocess_engine.messages import LENGTHS, decode_frame, encode_frame
+from marft.common.processes.messages import LENGTHS, decode_frame, encode_frame
 from marft.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE, read_lora_settings
 from marft_lab.federated.adapter_io import (
     FIXED_CONFIG,

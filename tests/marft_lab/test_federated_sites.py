@@ -427,7 +427,7 @@ class TestWhatLeaves:
             newest.path, newest.models = tmp_path / "checkpoint", {"models.base": "0123"}
             one.folder.run.path.mkdir(parents=True)
             rows = [{"step": n, "episodes": 8, "sampled_actions": 10, "action_length": 2.5} for n in (1, 2, 3)]
-            one.folder.run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            one.folder.run.metrics_path.write_text("".join(json.dumps(row) + "\n" for row in rows))
             update = one._build_update(
                 asked(1, files["given"]), cast("CheckpointRecord", newest), RoundProgress(1, 1, 3)
             )

@@ -315,14 +315,17 @@ def test_nobody_elses_folder_is_taken(tmp_path: Path) -> None:
         federate(settings(), tmp_path)
 
 
-def test_a_site_that_misses_the_end_is_named_and_given_it_later(tmp_path: Path, learners: type[Learner]) -> None:
-    notes: list[str] = []
+def test_a_site_that_misses_the_end_is_named_and_given_it_later(
+    tmp_path: Path, learners: type[Learner], caplog: pytest.LogCaptureFixture
+) -> None:
     learners.lost, learners.lost_in = {"east": "was killed"}, 4
-    federate(settings(min_sites=2), tmp_path, note=notes.append)
-    assert notes == ["east was not given what came of the last round, for it was killed; --resume gives it again"]
+    federate(settings(min_sites=2), tmp_path)
+    assert caplog.messages == [
+        "east was not given what came of the last round, for it was killed; --resume gives it again"
+    ]
     learners.lost = {}
-    federate(settings(min_sites=2), tmp_path, resume=True, note=notes.append)
-    assert len(notes) == 1
+    federate(settings(min_sites=2), tmp_path, resume=True)
+    assert len(caplog.messages) == 1
 
 
 def test_adapters_of_old_rounds_go_and_what_is_known_of_them_stays(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from marft.inference.subprocess_engine.messages import LENGTHS, decode_frame, encode_frame
+from marft.common.atomic import digest_of_json
+from marft.common.processes.messages import LENGTHS, decode_frame, encode_frame
 from marft.models.adapter_files import CONFIG_FILE
-from marft.runs.state import digest_of_table
 from marft_lab.federated.adapter_io import MAX_SENT, build_files, find_differences, replace_adapters
 from marft_lab.federated.aggregation import average_adapters
 from marft_lab.federated.coordinator import federate
@@ -87,9 +87,9 @@ def test_arrays_are_of_plain_numbers(dtype: Any) -> None:
     frame = encode_frame(Update(1, {}, {}, np.zeros(2, np.uint8)))
     size = LENGTHS.unpack(frame[: LENGTHS.size])[1]
     body = frame[LENGTHS.size :]
-    kind, plain, shapes = json.loads(body[:size])
-    head = json.dumps([kind, plain, {name: [dtype, shape] for name, (_, shape) in shapes.items()}]).encode()
-    with pytest.raises(ValueError, match="no message that an engine and its run send each other"):
+    ((*rest, (tag, _, shape)),) = json.loads(body[:size])
+    head = json.dumps([[*rest, [tag, dtype, shape]]]).encode()
+    with pytest.raises(ValueError, match="no message that the receiver accepts"):
         decode_frame(head + body[size:], len(head), {"Update": Update})
 
 
@@ -206,7 +206,7 @@ def test_what_received_others_weights_is_not_the_best_any_more(tmp_path: Path) -
     (folder := tmp_path / "step_000002").mkdir()
     for best, left in ((2, (0, -1.0)), (1, (1, 0.5))):
         table = {"files": {}, "best_step": best, "best_score": 0.5, "best_by": "reward"}
-        (folder / "state.json").write_text(json.dumps({**table, "digest": digest_of_table(table)}))
+        (folder / "state.json").write_text(json.dumps({**table, "digest": digest_of_json(table)}))
         record: Any = SimpleNamespace(path=folder, state=SimpleNamespace(step=2))
         replace_adapters(record, {})
         after = json.loads((folder / "state.json").read_text())

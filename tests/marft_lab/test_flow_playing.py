@@ -521,7 +521,7 @@ class TestTuning:
             Flow(network=str(tmp_path / "n.json"))
         ours = Flow(network=str(tmp_path / "n.json"), embed="tests.flow_teams:vectors")
         assert match_context(ours.flow, "Add up.") == ""
-        with pytest.raises(ValueError, match="'math:pi' is no function of texts"):
+        with pytest.raises(ValueError, match="'math:pi' is no function"):
             Flow(network=str(tmp_path / "n.json"), embed="math:pi")
         assert find_code_keys({"team": ours.model_dump(mode="json")}) == ["team.embed = tests.flow_teams:vectors"]
 

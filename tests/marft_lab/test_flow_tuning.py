@@ -65,20 +65,21 @@ def test_replies_without_instructions_are_counted() -> None:
     assert len({key for key, _ in engine.asked}) == 2, "each question has draws of its own"
 
 
-def test_one_that_cannot_be_asked_proposes_nothing() -> None:
+def test_one_that_cannot_be_asked_proposes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     class Fails(FakeEngine):
         async def sample(self, *given: Any) -> Any:
             raise EpisodeFailedError("failed", "endpoint: 503")
 
-    critic, said = critic_that_says("")[0], list[str]()
+    critic = critic_that_says("")[0]
     critic.rollouts.engine = Fails(lambda key, prompt: "")
-    critic.note = said.append
     assert critic(Node("adds", "reasoner", "Add up."), [AttemptTranscript("How far?", ())]) == ""
-    assert said == ["adds: policy 'judge' could not be asked: endpoint: 503"]
+    assert caplog.messages == ["adds: policy 'judge' could not be asked: endpoint: 503"]
 
 
 @pytest.mark.parametrize("room", [2, 1, 0])
-def test_it_is_asked_of_as_many_failures_as_there_is_room_for_and_never_a_part_of_a_question(room: int) -> None:
+def test_it_is_asked_of_as_many_failures_as_there_is_room_for_and_never_a_part_of_a_question(
+    room: int, caplog: pytest.LogCaptureFixture
+) -> None:
     class Narrow(FakeRenderer):
         def render(self, *given: Any, **more: Any) -> Any:
             assert more["cut"].target == "none"
@@ -87,12 +88,12 @@ def test_it_is_asked_of_as_many_failures_as_there_is_room_for_and_never_a_part_o
             return super().render(*given, **more)
 
     critic, engine = critic_that_says("<instructions>Say the unit.</instructions>")
-    said = list[str]()
-    critic.rollouts.game.renderer, critic.note = Narrow(), said.append
+    critic.rollouts.game.renderer = Narrow()
     failures = [AttemptTranscript("How far?", (("adds", "5"),))] * 3
     assert critic(Node("adds", "reasoner", "Add up."), failures) == ("Say the unit." if room else "")
     assert [prompt.count("How far?") for _, prompt in engine.asked] == ([room] if room else [])
-    assert said == ([] if room else ["adds: what failed is longer than the context of 'judge': name another policy"])
+    too_long = "adds: what failed is longer than the context of 'judge': name another policy"
+    assert caplog.messages == ([] if room else [too_long])
 
 
 def test_what_an_attempt_says_closes_no_tag() -> None:

@@ -157,7 +157,7 @@ class TestNetwork:
 
     def test_a_file_that_is_no_table_is_refused_as_a_whole(self, tmp_path: Path) -> None:
         (tmp_path / "network.json").write_text("[]")
-        with pytest.raises(ValueError, match="is no flow network: the whole: "):
+        with pytest.raises(ValueError, match="is no flow network: "):
             read_network(tmp_path / "network.json")
 
     def test_a_network_keeps_its_digest_from_version_to_version(self) -> None:

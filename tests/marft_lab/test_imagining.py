@@ -166,8 +166,8 @@ def test_imagined_episodes_stand_beside_real_ones_and_are_marked() -> None:
     assert not any(episode.imagined for episode in (*third.episodes, *third.recorded))
     assert all(episode.imagined for episode in third.imagined)
     assert len(third.imagined) == 2 * 3 * 2  # three imagined tasks for each real one, of two attempts
-    kept = [episode for episode in third.credit_inputs if episode.imagined]
-    assert len(third.credit_inputs) == 8 + len(kept)
+    kept = [episode for episode in third.training_episodes if episode.imagined]
+    assert len(third.training_episodes) == 8 + len(kept)
     assert kept
     assert third.metrics["imagined/share"] == len(kept) / (8 + len(kept))
     assert third.metrics["theirs"] == 1.0
@@ -182,7 +182,7 @@ def test_what_is_cut_off_is_not_learned_from() -> None:
     first = steps_of(gathering, 0, 1)[0]
     cut = first.metrics["imagined/rejected"]
     assert cut == len(first.imagined) > 0
-    assert len(first.credit_inputs) == 8
+    assert len(first.training_episodes) == 8
     assert not {"imagined/reward", "imagined/uncertainty"} & set(first.metrics)
 
 
@@ -190,7 +190,7 @@ def test_where_tasks_are_to_tell_attempts_apart_imagined_ones_are_too() -> None:
     gathering, _ = imagining(dyna_of("--algorithm.dynamic_sampling", "1"))
     third = steps_of(gathering, 0, 3)[-1]
     assert {episode.total_reward for episode in third.imagined} == {1.0}
-    assert len(third.credit_inputs) == 8
+    assert len(third.training_episodes) == 8
     assert third.metrics["imagined/share"] == 0.0
 
 
@@ -206,7 +206,7 @@ def test_a_critic_reads_imagined_episodes_where_there_is_one(algorithm: str, rea
     run = settings("tiny", "runs", dyna={**DYNA, "warmup_steps": 0}, algorithm={"name": algorithm})
     gathering, rollouts = imagining(run)
     steps_of(gathering, 0, 1)
-    assert {attempt.critic_states for attempt in rollouts.attempts} == {reads}
+    assert {attempt.record_critic_states for attempt in rollouts.attempts} == {reads}
 
 
 def test_every_step_fits_the_model_with_a_seed_of_its_own_and_the_same_one_again() -> None:
@@ -246,7 +246,7 @@ def test_imagined_episodes_begin_where_real_ones_do_or_anywhere() -> None:
 
 
 @pytest.mark.parametrize("what", ["rewards", "transitions"])
-def test_a_corrupted_model_is_switched_off_within_two_steps(what: str) -> None:
+def test_a_corrupted_model_is_switched_off_within_two_steps(what: str, caplog: pytest.LogCaptureFixture) -> None:
     run = dyna_of()
     object.__setattr__(run.section(DynaSettings), "model", Turned(what=what))
     gathering, _ = imagining(run)
@@ -256,8 +256,7 @@ def test_a_corrupted_model_is_switched_off_within_two_steps(what: str) -> None:
     off = on.index(0.0)
     assert turned < off <= turned + (2 if what == "transitions" else 4)
     assert not found[off].imagined
-    assert any("wrong of real episodes" in note for note in found[off].notes)
-    assert not any(note for step in found[:off] for note in step.notes)
+    assert caplog.messages[0].startswith(f"step {off + 1}: the world model is wrong of real episodes")
 
 
 def test_a_right_model_stays_on() -> None:
@@ -265,7 +264,7 @@ def test_a_right_model_stays_on() -> None:
     assert {step.metrics["imagined/enabled"] for step in steps_of(gathering, 0, 12)} == {1.0}
 
 
-def test_one_that_is_right_again_comes_back_and_says_so() -> None:
+def test_one_that_is_right_again_comes_back_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     gathering, _ = imagining(dyna_of())
     steps_of(gathering, 0, 3)
     gathering.model = Wrong(gathering.model, "transitions")  # until it is fitted again
@@ -274,12 +273,12 @@ def test_one_that_is_right_again_comes_back_and_says_so() -> None:
     assert off.metrics["imagined/fit_steps"] < 100  # it has forgotten what it was fitted to before
     later = steps_of(gathering, 4, 12)
     again = [step.metrics["imagined/enabled"] for step in later].index(1.0)
-    assert any("switched on" in note for note in later[again].notes)
+    assert any(text.startswith(f"step {again + 5}: ") and "switched on" in text for text in caplog.messages)
     assert later[again].imagined
 
 
 def test_unwatched_it_stays_on() -> None:
-    gathering, _ = imagining(dyna_of(check=False))
+    gathering, _ = imagining(dyna_of(auto_disable=False))
     steps_of(gathering, 0, 2)
     gathering.model = Wrong(gathering.model, "transitions")
     assert steps_of(gathering, 2, 1)[0].metrics["imagined/enabled"] == 1.0
@@ -376,7 +375,9 @@ def test_of_what_is_imagined_the_metrics_are_means_over_what_is_learned_from(mon
         rollouts, "play_in", lambda _, attempts, __: [ended(one, *of) for one, of in zip(attempts, how, strict=True)]
     )
     (found,) = steps_of(gathering, 0, 1)
-    assert [episode.sample for episode in found.credit_inputs[8:]] == [episode.sample for episode in found.imagined[:2]]
+    assert [episode.sample for episode in found.training_episodes[8:]] == [
+        episode.sample for episode in found.imagined[:2]
+    ]
     assert {name: value for name, value in found.metrics.items() if name.startswith("imagined/")} == pytest.approx({
         "imagined/enabled": 1.0, "imagined/fit_steps": 8.0, "imagined/certain_fraction": 1.0, "imagined/prediction_error": 0.75,
         "imagined/reward_error": 0.75, "imagined/episodes": 4.0, "imagined/share": 2 / 10, "imagined/rejected": 1.0,
@@ -398,13 +399,13 @@ def test_where_tasks_are_to_tell_attempts_apart_the_order_stays_that_of_playing(
 
     gathering = ImaginedRolloutSource(Given(episode_of("xy", 0.0, 1.0)), Interleaved(run))  # type: ignore[arg-type]
     found = next(step for step in steps_of(gathering, 0, 9) if len({one.task.id for one in step.imagined}) == 2)
-    assert [episode.name for episode in found.credit_inputs[1:]] == [episode.name for episode in found.imagined]
+    assert [episode.name for episode in found.training_episodes[1:]] == [episode.name for episode in found.imagined]
 
 
-def test_where_a_model_is_switched_off_the_note_has_means_and_it_learns_anew() -> None:
+def test_where_a_model_is_switched_off_the_note_has_means_and_it_learns_anew(caplog: pytest.LogCaptureFixture) -> None:
     gathering, _ = fixed(*ENDS, error_tolerance=0.0, false_alarm_rate=0.5)
     first, second, third = steps_of(gathering, 0, 3)
-    (note,) = first.notes
+    note = caplog.messages[0]
     assert note.startswith("step 1: the world model is wrong of real episodes before")
     assert "(it missed 75% of what came next, and rewards by 0.75)" in note
     assert [step.metrics["imagined/enabled"] for step in (first, second, third)] == [0.0] * 3
@@ -427,7 +428,7 @@ def test_where_nothing_was_lived_nothing_is_imagined() -> None:
 def test_a_step_that_has_nothing_to_learn_from_is_passed_on_as_it_is() -> None:
     gathering, _ = fixed(episode_of("xy", 0.0, 1.0, status="failed"))
     (found,) = steps_of(gathering, 0, 1)
-    assert (found.credit_inputs, found.metrics, len(found.episodes)) == ([], {}, 1)
+    assert (found.training_episodes, found.metrics, len(found.episodes)) == ([], {}, 1)
 
 
 @pytest.mark.parametrize(
@@ -435,7 +436,7 @@ def test_a_step_that_has_nothing_to_learn_from_is_passed_on_as_it_is() -> None:
     [
         (("--rollout.workers", "2"), "set rollout.workers = 0"),
         (("--rollout.max_policy_lag", "1", "--engine.kind", "process"), "set rollout.max_policy_lag = 0"),
-        (("--dyna.reads", "['acter']"), "did you mean 'actor'?"),
+        (("--dyna.input_roles", "['acter']"), "did you mean 'actor'?"),
         (("--agents.actor.tools", "['environment']"), "a world model has no tools"),
         (("--dyna.model.name", "'count'"), "did you mean 'counts'?"),
         (

@@ -342,7 +342,7 @@ class TestLeague:
     def test_every_pair_is_played_and_every_match_counts_for_its_two_versions(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("marft_lab.league.evaluation.matches.open_rollouts", Played(EARNED))
+        monkeypatch.setattr("marft_lab.league.evaluation.matches.open_rollout_runner", Played(EARNED))
         run, folder = with_versions(tmp_path, 0, 1, 2)
         told: list[int | None] = []
         found = play_league(run, folder, 4, 8, lambda total=None: told.append(total))
@@ -360,7 +360,7 @@ class TestLeague:
     def test_how_much_a_version_can_be_exploited_is_by_the_chances_of_all_its_choices(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("marft_lab.league.evaluation.matches.open_rollouts", Played(EARNED))
+        monkeypatch.setattr("marft_lab.league.evaluation.matches.open_rollout_runner", Played(EARNED))
         run, folder = with_versions(tmp_path, 1, 2, game="kuhn")
         found = play_league(run, folder, 4, 8, lambda _=None: None)
         newest = compute_exploitability({("K", ""): 0.5, ("J", "b"): 0.25})
@@ -370,7 +370,7 @@ class TestLeague:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         draws: dict[str, list[float | None]] = {"base step_000002": [0.0], "step_000002 base": [0.0]}
-        monkeypatch.setattr("marft_lab.league.evaluation.matches.open_rollouts", Played(draws))
+        monkeypatch.setattr("marft_lab.league.evaluation.matches.open_rollout_runner", Played(draws))
         run, folder = with_versions(tmp_path, 2)
         found = play_league(run, folder, 2, 2, lambda _=None: None)
         assert found.exploitability == []
@@ -381,7 +381,7 @@ class TestLeague:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         broken: dict[str, list[float | None]] = {"base step_000002": [None], "step_000002 base": [None]}
-        monkeypatch.setattr("marft_lab.league.evaluation.matches.open_rollouts", Played(broken))
+        monkeypatch.setattr("marft_lab.league.evaluation.matches.open_rollout_runner", Played(broken))
         run, folder = with_versions(tmp_path, 2)
         with pytest.raises(ValueError, match="no match could be scored: it broke"):
             play_league(run, folder, 2, 8, lambda _=None: None)
@@ -390,7 +390,7 @@ class TestLeague:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         failed: dict[str, list[float | None]] = {"base step_000001": [None], "step_000001 base": [None]}
-        monkeypatch.setattr("marft_lab.league.evaluation.matches.open_rollouts", Played({**EARNED, **failed}))
+        monkeypatch.setattr("marft_lab.league.evaluation.matches.open_rollout_runner", Played({**EARNED, **failed}))
         run, folder = with_versions(tmp_path, 1, 2)
         found = play_league(run, folder, 2, 8, lambda _=None: None)
         assert [pairing.tally.matches for pairing in found.pairings] == [0, 2, 2]
@@ -401,7 +401,7 @@ class TestLeague:
     def test_other_games_between_two_sides_have_leagues_too(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("marft_lab.league.evaluation.matches.open_rollouts", Played(EARNED))
+        monkeypatch.setattr("marft_lab.league.evaluation.matches.open_rollout_runner", Played(EARNED))
         _, folder = with_versions(tmp_path, 1, 2)
         run = league(
             tmp_path,

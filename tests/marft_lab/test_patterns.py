@@ -36,7 +36,7 @@ WAYS = {
     [
         lambda: contains_match(CATASTROPHIC, TEXT),
         lambda: find_last_group(CATASTROPHIC, TEXT),
-        lambda: Record(fields={"x": CATASTROPHIC}).carry([Message("a", TEXT)]),
+        lambda: Record(fields={"x": CATASTROPHIC}).transform([Message("a", TEXT)]),
         lambda: ForbiddenText(patterns=(CATASTROPHIC,), ignore_case=False).find_violations(
             EpisodeOutputs((AgentOutput("a", "answer", TEXT),))
         ),

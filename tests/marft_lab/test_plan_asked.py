@@ -69,7 +69,9 @@ class TestLengths:
         with pytest.raises(ValueError, match=r"more than the 600 that models\.base reads; give fewer$"):
             planned(run, KnownLengths(action=601), model_config=tmp_path)
         assert (
-            planned(run, KnownLengths(prompt=90, action=510), model_config=tmp_path).workload.policies[0].lengths.row
+            planned(run, KnownLengths(prompt=90, action=510), model_config=tmp_path)
+            .workload.policies[0]
+            .lengths.row_tokens
             == 600
         )
         assert planned(run, KnownLengths(prompt=90, action=9000)).fits  # of a known name it is not known

@@ -9,7 +9,7 @@ import pytest
 from marft.config import RunSettings, load_recipe, parse_recipe
 from marft.models.device_specs import find_device_spec
 from marft.models.model_sizes import COMMON_MODELS
-from marft_lab.planning.memory import CUDA_CONTEXT_BYTES, MemorySystem, ProcessMemory
+from marft_lab.planning.memory import CUDA_CONTEXT_BYTES, MemoryComponent, ProcessMemory
 from marft_lab.planning.plan import CapacityPlan, PlanRequest, Split, make_plan
 from marft_lab.planning.timing import Efficiencies, EngineSpeed
 from marft_lab.planning.workload import KnownLengths
@@ -196,7 +196,7 @@ class TestApart:
 
 class TestRoom:
     def test_on_a_processor_what_is_the_host_s_is_the_card_s_too(self) -> None:
-        parts = (MemorySystem("a", 5.0), MemorySystem("b", 7.0, on_host=True))
+        parts = (MemoryComponent("a", 5.0), MemoryComponent("b", 7.0, on_host=True))
         assert ProcessMemory("p", parts, 10.0, "cpu").excess == 2.0
         assert ProcessMemory("p", parts, 10.0, "h100").excess == -5.0
         assert not ProcessMemory("p", parts, 10.0, "cpu").fits

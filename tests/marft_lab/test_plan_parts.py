@@ -16,14 +16,14 @@ from marft_lab.cli.planning import as_json
 from marft_lab.planning import changes as advice
 from marft_lab.planning.activations import (
     ForwardPass,
-    backward_bytes,
     chunk_rows,
     head_bytes,
+    layer_gradient_bytes,
     peak_extra_bytes,
     planned_bytes,
     saved_layer_bytes,
 )
-from marft_lab.planning.memory import MemorySystem, PlanContext, ProcessMemory, forward_passes
+from marft_lab.planning.memory import MemoryComponent, PlanContext, ProcessMemory, forward_passes
 from marft_lab.planning.placement import RankPlacement, ShardedWeights, full_gather_bytes, peak_gathered_bytes
 from marft_lab.planning.plan import CapacityPlan, PlanRequest, Split, make_plan
 from marft_lab.planning.timing import Phase
@@ -97,7 +97,9 @@ class TestParts:
     def test_a_layer_that_is_computed_again_is_there_while_it_is_gone_back_through(self) -> None:
         once = one_pass("lora")
         again = replace(once, gradient_checkpointing=True)
-        assert backward_bytes(again) - backward_bytes(once) == pytest.approx(4000 * saved_layer_bytes(again))
+        assert layer_gradient_bytes(again) - layer_gradient_bytes(once) == pytest.approx(
+            4000 * saved_layer_bytes(again)
+        )
 
     def test_a_chunk_s_logits_are_there_four_times_and_six_where_the_head_learns(self) -> None:
         frozen, whole = one_pass("lora"), one_pass("full")
@@ -130,7 +132,7 @@ def test_the_best_split_fits_though_one_that_does_not_is_faster() -> None:
         return Split(
             1,
             1,
-            (ProcessMemory("p", (MemorySystem("a", 10.0 + over),), 10.0, "h100"),),
+            (ProcessMemory("p", (MemoryComponent("a", 10.0 + over),), 10.0, "h100"),),
             (Phase("x", seconds, "learning"),),
             0,
         )

@@ -49,7 +49,7 @@ def played(keeping: None, tmp_path_factory: pytest.TempPathFactory) -> RunFolder
 class TestRuns:
     def test_a_run_records_what_was_tried_and_told(self, played: RunFolder) -> None:
         lineage = LINEAGE_ADAPTER.validate_json((played.path / "profiles.json").read_bytes())
-        first, last = (read_record(path).state.profiles for path in played.saved_steps())
+        first, last = (read_record(path).state.prompts for path in played.saved_steps())
         assert first is not None
         assert lineage == last
         assert lineage.rounds == 2
@@ -107,5 +107,5 @@ class TestRuns:
         weights = [name for name in theirs if name.endswith(".safetensors")]
         assert weights
         assert all(ours[name] == theirs[name] for name in weights)
-        assert json.loads(ours["state.json"])["profiles"] == json.loads(theirs["state.json"])["profiles"]
+        assert json.loads(ours["state.json"])["prompts"] == json.loads(theirs["state.json"])["prompts"]
         assert (folder.path / "profiles.json").read_bytes() == (played.path / "profiles.json").read_bytes()

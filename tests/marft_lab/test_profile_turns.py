@@ -67,7 +67,7 @@ def noting(chances: dict[tuple[str, str], float] | None = None, **table: Any) ->
     """A tuner whose world notes what is played."""
     Writes.heard.clear()
     proposer = {"name": "tests.marft_lab.test_profile_turns:Writes"}
-    rounds, _, _ = tuner({}, **{"tasks": 12, "proposer": proposer, **table})
+    rounds, _ = tuner({}, **{"tasks": 12, "proposer": proposer, **table})
     rounds.rollouts = world = Noting(rounds.run, BETTER if chances is None else chances)  # type: ignore[assignment]
     return rounds, world
 
@@ -108,17 +108,15 @@ def test_tasks_that_were_set_aside_judge_nothing() -> None:
     assert {task for one in world.noted for task in one.tasks} <= {"0", "2", "3", "5"}
 
 
-def test_one_task_judges_and_none_is_said() -> None:
+def test_one_task_judges_and_none_is_said(caplog: pytest.LogCaptureFixture) -> None:
     rounds, world = noting(agents=["reasoner"])
-    notes: list[str] = []
-    rounds.note = notes.append
     rounds.tasks = rounds.tasks[:1]
     rounds.play_round(rounds.initial_lineage(), 10, [])
     assert {task for one in world.noted for task in one.tasks} == {"0"}
-    assert not any("no tasks" in note or "no task" in note for note in notes)
+    assert not any("no tasks" in text or "no task" in text for text in caplog.messages)
     world.excluded_tasks = {"0": "it ended one process after the other"}
     rounds.play_round(rounds.initial_lineage(), 20, [])
-    assert any("there are no tasks to judge candidates by" in note for note in notes)
+    assert any("there are no tasks to judge candidates by" in text for text in caplog.messages)
 
 
 def test_every_round_has_tasks_and_proposals_of_its_own_and_the_same_ones_again() -> None:

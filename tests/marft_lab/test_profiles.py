@@ -175,7 +175,7 @@ class Planted:
         self.recipe = Team(tuple(Agent(a.profile, a.policy) for a in run.agents), run.team)  # type: ignore[arg-type]
         self.team = self.recipe
 
-    def instruct(self, versions: Sequence[PromptVersion]) -> None:
+    def set_prompt_versions(self, versions: Sequence[PromptVersion]) -> None:
         self.team = self.recipe.with_prompt_versions(
             versions, {agent.role: agent.instructions for agent in self.run.agents}
         )
@@ -200,21 +200,26 @@ class Planted:
         return Episode(attempt.task, attempt.stream, 0, (action,), "terminated", success=bool(success))
 
 
-def tuner(chances: dict[tuple[str, str], float], **table: Any) -> tuple[PromptSearch, Planted, list[str]]:
-    run, notes = settings(prompt_optimization={**TABLE, "tasks": 60, **table}), list[str]()
+def tuner(chances: dict[tuple[str, str], float], **table: Any) -> tuple[PromptSearch, Planted]:
+    run = settings(prompt_optimization={**TABLE, "tasks": 60, **table})
     world = Planted(run, chances)
     tasks = [Task(str(number), "") for number in range(200)]
-    return PromptSearch(world, run.section(PromptOptimizerSettings), tasks, notes.append), world, notes  # type: ignore[arg-type]
+    return PromptSearch(world, run.section(PromptOptimizerSettings), tasks), world  # type: ignore[arg-type]
 
 
 class TestRounds:
-    def test_what_is_better_on_tasks_that_did_not_choose_it_is_kept_for_the_next_agent(self) -> None:
+    def test_what_is_better_on_tasks_that_did_not_choose_it_is_kept_for_the_next_agent(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         chances = {("Reason.", text): 0.9 for text in ("Add.", "Act. Add.", "Add. Act.")}
-        rounds, world, notes = tuner({**chances, ("Reason.", "Act."): 0.1}, candidates=8)
+        rounds, world = tuner({**chances, ("Reason.", "Act."): 0.1}, candidates=8)
         lineage, metrics = rounds.play_round(rounds.initial_lineage(), 10, [])
         kept = [one for one in lineage.versions if one.accepted and one.number]
-        assert f"step 10: prompt_optimization.actor: v{kept[0].number} is what it is told from here on: +" in notes[-1]
-        assert notes[-1].endswith(" on 60 tasks")
+        assert (
+            f"step 10: prompt_optimization.actor: v{kept[0].number} is what it is told from here on: +"
+            in caplog.messages[-1]
+        )
+        assert caplog.messages[-1].endswith(" on 60 tasks")
         assert [one.role for one in kept] == ["actor"]
         assert kept[0].worth is not None
         assert kept[0].worth.tasks == 60
@@ -225,48 +230,49 @@ class TestRounds:
         assert world.team.agent("actor").profile.instructions == kept[0].instructions
         assert world.team.agent("actor").profile.version == kept[0].number
 
-    def test_what_is_no_better_is_refused_with_its_interval(self) -> None:
-        rounds, world, notes = tuner({})
+    def test_what_is_no_better_is_refused_with_its_interval(self, caplog: pytest.LogCaptureFixture) -> None:
+        rounds, world = tuner({})
         lineage, metrics = rounds.play_round(rounds.initial_lineage(), 10, [])
         assert metrics["prompt_optimization/accepted"] == 0.0
-        assert len(notes) == 2
-        assert all("is tried and not taken: " in note for note in notes)
+        assert len(caplog.messages) == 2
+        assert all("is tried and not taken: " in text for text in caplog.messages)
         assert [one.accepted for one in lineage.versions] == [True, True, False, False, False, False]
         assert [agent.profile.instructions for agent in world.team.agents] == ["Reason.", "Act."]
 
     def test_every_token_is_counted(self) -> None:
-        rounds, world, _ = tuner({}, proposer={"name": "evolution", "policy": "actor"}, candidates=3)
+        rounds, world = tuner({}, proposer={"name": "evolution", "policy": "actor"}, candidates=3)
         lineage, metrics = rounds.play_round(rounds.initial_lineage(), 10, [])
         assert lineage.tokens == 4 * world.played + 2 * 3 * (5 + 3) == metrics["prompt_optimization/tokens"]
         assert {one.by for one in lineage.versions if one.number} == {"evolution: actor@7"}
 
-    def test_what_all_rounds_may_take_ends_them(self) -> None:
-        rounds, _, notes = tuner({}, token_budget=10)
+    def test_what_all_rounds_may_take_ends_them(self, caplog: pytest.LogCaptureFixture) -> None:
+        rounds, _ = tuner({}, token_budget=10)
         lineage, _ = rounds.play_round(rounds.initial_lineage(), 10, [])
         assert {one.role for one in lineage.versions if one.number} == {"reasoner"}
         again, _ = rounds.play_round(lineage, 20, [])
         assert again.versions == lineage.versions
-        assert "prompt_optimization.token_budget = 10" in notes[-1]
+        assert "prompt_optimization.token_budget = 10" in caplog.messages[-1]
 
-    def test_what_an_own_proposer_breaks_is_its_own_turn(self) -> None:
+    def test_what_an_own_proposer_breaks_is_its_own_turn(self, caplog: pytest.LogCaptureFixture) -> None:
         broken = (
             ("Raising", "raised"), ("Strange", "no Proposal"), ("Orphan", "names parents"), ("Counting", "no Proposal"),
             ("Halved", "no Proposal"), ("Doubtful", "a tuple of numbers"), ("Listed", "a tuple of numbers"),
         )  # fmt: skip
         for name, says in broken:
-            rounds, _, notes = tuner({}, proposer={"name": f"tests.marft_lab.test_profiles:{name}"})
+            caplog.clear()
+            rounds, _ = tuner({}, proposer={"name": f"tests.marft_lab.test_profiles:{name}"})
             lineage, metrics = rounds.play_round(rounds.initial_lineage(), 10, [])
             assert metrics["prompt_optimization/proposals"] == 0.0
             assert lineage.rounds == 1
-            assert says in notes[0]
+            assert says in caplog.messages[0]
 
-    def test_a_longer_proposal_than_may_be_is_dropped(self) -> None:
-        rounds, _, notes = tuner({}, max_chars=3)
+    def test_a_longer_proposal_than_may_be_is_dropped(self, caplog: pytest.LogCaptureFixture) -> None:
+        rounds, _ = tuner({}, max_chars=3)
         rounds.play_round(rounds.initial_lineage(), 10, [])
-        assert "is dropped (prompt_optimization.max_chars)" in notes[0]
+        assert "is dropped (prompt_optimization.max_chars)" in caplog.messages[0]
 
     def test_few_tasks_are_shared_between_choosing_and_testing(self) -> None:
-        rounds, _, _ = tuner({})
+        rounds, _ = tuner({})
         rounds.tasks = rounds.tasks[:30]
         lineage, _ = rounds.play_round(rounds.initial_lineage(), 10, [])
         assert max(one.worth.tasks for one in lineage.versions if one.worth) == 20

@@ -274,32 +274,33 @@ class TestDisguises:
 
 
 class TestArms:
-    def test_attacks_that_cannot_reach_the_team_are_said_and_not_played(self, tmp_path: Path) -> None:
-        notes: list[str] = []
+    def test_attacks_that_cannot_reach_the_team_are_said_and_not_played(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
         team = game(Script([ends()]), "reasoner", "actor").team
-        assert [arm.name for arm in build_attack_cases(suite(tmp_path), settings(), team, notes.append)] == [
+        assert [arm.name for arm in build_attack_cases(suite(tmp_path), settings(), team)] == [
             "control",
             "order",
         ]
-        assert notes == ["attack 'poison' is not played: no agent has a tool"]
+        assert caplog.messages == ["attack 'poison' is not played: no agent has a tool"]
 
-    def test_nobody_is_told_anything_in_a_team_of_one_or_by_a_program_in_its_own_words(self, tmp_path: Path) -> None:
-        found, notes = suite(tmp_path, SUITE.replace('"task"', '"message"')), list[str]()
-        assert len(build_attack_cases(found, settings(), game(Script([ends()]), "actor").team, notes.append)) == 1
-        assert "attack 'order' is not played: the team is one agent, whom nobody tells anything" in notes
+    def test_nobody_is_told_anything_in_a_team_of_one_or_by_a_program_in_its_own_words(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        found = suite(tmp_path, SUITE.replace('"task"', '"message"'))
+        assert len(build_attack_cases(found, settings(), game(Script([ends()]), "actor").team)) == 1
+        assert "attack 'order' is not played: the team is one agent, whom nobody tells anything" in caplog.messages
         run = settings()
         program = run.model_copy(update={"team": SimpleNamespace(writes_prompts=True)})
         team = game(Script([ends()]), "reasoner", "actor").team
         for through in ("message", "task"):
             found = suite(tmp_path, SUITE.replace('"task"', f'"{through}"'))
-            assert [arm.name for arm in build_attack_cases(found, program, team, notes.append)] == ["control"]
+            assert [arm.name for arm in build_attack_cases(found, program, team)] == ["control"]
 
     def test_an_attack_at_a_teammate_that_there_is_not_is_refused(self, tmp_path: Path) -> None:
         text = "[attacks.a]\ninject_into = 'message'\ntarget = 'reasonr'\ntexts = ['x']\ngoal = {name = 'leaks'}"
         with pytest.raises(ValueError, match="did you mean 'reasoner'"):
-            build_attack_cases(
-                suite(tmp_path, text), settings(), game(Script([ends()]), "reasoner", "actor").team, print
-            )
+            build_attack_cases(suite(tmp_path, text), settings(), game(Script([ends()]), "reasoner", "actor").team)
 
     def test_every_agent_is_told_a_secret_of_its_own_and_nothing_where_there_is_none(self, tmp_path: Path) -> None:
         found, team = suite(tmp_path), game(Script([ends()]), "a", "b").team

@@ -104,16 +104,22 @@ def test_a_secret_needs_eight_letters_or_digits() -> None:
     ],
 )
 def test_an_attack_is_played_where_it_has_a_way_to_the_team(
-    tmp_path: Path, through: str, at: str, run: RunSettings, roles: str, tools: Sequence[str], why: str | None
+    tmp_path: Path,
+    through: str,
+    at: str,
+    run: RunSettings,
+    roles: str,
+    tools: Sequence[str],
+    why: str | None,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     text = f"[attacks.a]\ninject_into = '{through}'\ntarget = '{at}'\ntexts = ['x']\ngoal = {{name = 'leaks'}}"
     team = game(Script([ends()]), *roles).team
     having: Any = tuple(SimpleNamespace(name=name) for name in tools)
     team = replace(team, agents=tuple(replace(a, profile=replace(a.profile, tools=having)) for a in team.agents))
-    notes: list[str] = []
-    arms = build_attack_cases(suite(tmp_path, text), run, team, notes.append)
+    arms = build_attack_cases(suite(tmp_path, text), run, team)
     assert [arm.attack for arm in arms] == ([""] if why else ["", "a"])
-    assert notes == ([f"attack 'a' is not played: {why}"] if why else [])
+    assert caplog.messages == ([f"attack 'a' is not played: {why}"] if why else [])
 
 
 def test_one_broken_rule_of_two_is_a_violation_and_one_pattern_of_two_a_refusal(tmp_path: Path) -> None:

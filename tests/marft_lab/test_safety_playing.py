@@ -42,7 +42,7 @@ def bench(tmp_path: Path) -> Bench:
             "run": settings(), "suite": suite(tmp_path, text), "size": SuiteSize(2, 1, ["sampled"]), "tasks": TASKS,
             "cases": [AttackCase(), AttackCase("order")], "paths": {"base": None}, "models": {"base": "0123"},
             "rollouts": cast("LocalRolloutRunner", Rollouts()), "result_cache": StorageOptions(tmp_path / "kept"),
-            "cache_error": "", "advance": lambda _=None: None, "note": lambda _: None,
+            "cache_error": "", "advance": lambda _=None: None,
         }  # fmt: skip
         return session._SuiteContext(**{**fields, **changes})
 

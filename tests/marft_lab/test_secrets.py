@@ -230,8 +230,8 @@ def test_options_name_variables_which_are_read_when_a_server_is_asked(
     assert (body["api_key"], body["headers"], body["seed"]) == (CANARY, {"Authorization": f"Bearer {CANARY}"}, 1)
     folder = RunFolder(tmp_path / "run")
     folder.write_config(run)
-    assert CANARY not in folder.config.read_text()
-    assert "$MY_KEY" in folder.config.read_text()
+    assert CANARY not in folder.config_path.read_text()
+    assert "$MY_KEY" in folder.config_path.read_text()
 
 
 def test_a_variable_that_is_not_set_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +248,7 @@ def test_files_that_could_hold_a_secret_are_the_users_alone(tmp_path: Path) -> N
         folder = RunFolder.create(settings("tiny", tmp_path))
     finally:
         os.umask(before)
-    assert stat.S_IMODE(folder.config.stat().st_mode) == 0o600
+    assert stat.S_IMODE(folder.config_path.stat().st_mode) == 0o600
 
 
 def test_urls_and_keys_are_censored_in_any_text() -> None:

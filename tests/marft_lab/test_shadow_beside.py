@@ -43,7 +43,9 @@ def size(file: Path) -> int:
 
 @contextmanager
 def beside_a_server(team: str, folder: Path, **fields: object) -> Iterator[ShadowSupervisor]:
-    one = ShadowSupervisor(asked_for(team, folder), ShadowSettings.model_validate({"idle_seconds": 0.05, **fields}))
+    one = ShadowSupervisor(
+        asked_for(team, folder), ShadowSettings.model_validate({"resume_after_idle_seconds": 0.05, **fields})
+    )
     try:
         yield one
     finally:
@@ -86,18 +88,18 @@ class TestPauses:
 
         with beside_a_server("counts", tmp_path) as one:
             until(lambda: size(count) > 0, 30)
-            asyncio.run(serve(AdmissionQueue(2, 2, one.busy)))
+            asyncio.run(serve(AdmissionQueue(2, 2, one.set_active_requests)))
 
     def test_one_that_begins_while_requests_are_answered_waits(self, tmp_path: Path) -> None:
         with beside_a_server("counts", tmp_path) as one:
-            one.busy(1)
+            one.set_active_requests(1)
             time.sleep(1.0)
             assert stopped(tmp_path / "count")
 
     def test_it_goes_on_beside_requests_where_it_is_told_to(self, tmp_path: Path) -> None:
         with beside_a_server("counts", tmp_path, pause=False) as one:
             until(lambda: size(tmp_path / "count") > 0, 30)
-            one.busy(1)
+            one.set_active_requests(1)
             assert grows(tmp_path / "count")
 
 
@@ -116,7 +118,7 @@ class TestEnds:
     def test_it_ends_with_its_server_also_while_it_stands_still(self, tmp_path: Path) -> None:
         with beside_a_server("counts", tmp_path) as one:
             until(lambda: size(tmp_path / "count") > 0, 30)
-            one.busy(1)
+            one.set_active_requests(1)
         assert not grows(tmp_path / "count")
 
 

@@ -203,7 +203,7 @@ class TestComparing:
     def test_whatever_changes_a_comparison_is_among_what_a_journal_is_about(self, tmp_path: Path) -> None:
         said = comparison_identity(ShadowSettings(), "b", tmp_path, "r")
         free = ShadowSettings.model_fields.keys() - said.keys()
-        assert free == {"pause", "idle_seconds", "threads", "backlog", "priority"}
+        assert free == {"pause", "resume_after_idle_seconds", "threads", "backlog", "priority"}
         SessionLog(tmp_path / "j", said).add(SessionEvent("begun", "s"))
         for other in (("c", tmp_path, "r"), ("b", tmp_path / "d", "r"), ("b", tmp_path, "s")):
             with pytest.raises(ValueError, match=r"\(.*, now .*\)"):

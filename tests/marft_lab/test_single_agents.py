@@ -13,7 +13,7 @@ from marft_lab.team_evaluation.options import ComparisonOptions
 from marft_lab.team_evaluation.scores import ResultRow
 from marft_lab.team_evaluation.single_agent import (
     answer_role,
-    build_variants,
+    build_single_agent_variants,
     compare_at_budget,
     compare_single_agent,
     find_problem,
@@ -71,12 +71,12 @@ class TestWhoAnswers:
 
     def test_it_is_asked_trained_and_untuned_where_that_is_not_the_same(self) -> None:
         run = run_of("a", "b")
-        assert build_variants(run, {"a": "last", "b": "best"}) == {
+        assert build_single_agent_variants(run, {"a": "last", "b": "best"}) == {
             "b alone": TeamVariant({"a": "last", "b": "best"}, single_role="b"),
             "b alone, untuned": TeamVariant({"a": "base", "b": "base"}, single_role="b"),
         }
-        assert [*build_variants(run, {"a": "last", "b": "base"})] == ["b alone"]
-        assert [*build_variants(run_of("a", "b", frozen="b"), {"a": "last"})] == ["b alone"]
+        assert [*build_single_agent_variants(run, {"a": "last", "b": "base"})] == ["b alone"]
+        assert [*build_single_agent_variants(run_of("a", "b", frozen="b"), {"a": "last"})] == ["b alone"]
 
     def test_each_of_them_is_held_against_the_team(self) -> None:
         held = bench_of(lambda n, task: attempt(task, roles=("b",), cost=20), price=20)

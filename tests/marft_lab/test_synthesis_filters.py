@@ -15,7 +15,7 @@ from marft.evaluation.trajectory_metrics import find_loops
 from marft_lab.synthesis.candidates import Candidate, Filter, FilterContext
 from marft_lab.synthesis.filtering import FilterCounts, apply_filters, reject_over_cap, reject_unbalanced
 from marft_lab.synthesis.filters.duplicates import Duplicates
-from marft_lab.synthesis.filters.handoffs import Handoffs, handoff_efficiencies
+from marft_lab.synthesis.filters.handoffs import InefficientHandoffs, handoff_efficiencies
 from marft_lab.synthesis.filters.leakage import HELD_OUT_REASON, Leakage, find_near_duplicates
 from marft_lab.synthesis.filters.success import Success
 from tests.episodes import make_action
@@ -48,7 +48,9 @@ def test_what_failed_is_left_out_and_what_nobody_graded_needs_a_least_reward() -
     assert list(refused(Success(), *everything)) == [1, 2, 3]
     assert list(refused(Success(min_reward=0.5), *everything)) == [1, 2]
     assert list(refused(Success(min_reward=0.75), *everything)) == [1, 2, 3]
-    assert list(refused(Success(solved=False), *everything)) == [2], "what could not be scored is never imitated"
+    assert list(refused(Success(require_success=False), *everything)) == [2], (
+        "what could not be scored is never imitated"
+    )
 
 
 @given(st.lists(st.tuples(st.sampled_from("xyz"), st.integers(0, 6)), max_size=12))
@@ -62,13 +64,13 @@ def test_efficiency_of_handoffs_is_the_fewest_of_the_task_against_its_own(pairs:
 def test_detours_and_loops_are_left_out_and_only_within_their_task() -> None:
     direct, detour = candidate(agents="ab"), candidate(agents="acbdc")  # 1 handoff, 4
     other = candidate(agents="acbdc", task="another")
-    assert list(refused(Handoffs(), direct, detour, other)) == [1]  # (1 + 1) / (1 + 4) = 0.4
-    assert list(refused(Handoffs(min_efficiency=0.4), direct, detour, other)) == []
+    assert list(refused(InefficientHandoffs(), direct, detour, other)) == [1]  # (1 + 1) / (1 + 4) = 0.4
+    assert list(refused(InefficientHandoffs(min_efficiency=0.4), direct, detour, other)) == []
     loop = candidate(agents="abababa", task="loop")
     assert find_loops("abababa")
-    assert refused(Handoffs(), loop) == {0: "two agents passed it back and forth"}
-    assert refused(Handoffs(allow_loops=True), loop) == {}
-    assert list(refused(Handoffs(), loop, candidate(agents="acb" * 5, task="loop"))) == [0], (
+    assert refused(InefficientHandoffs(), loop) == {0: "two agents passed it back and forth"}
+    assert refused(InefficientHandoffs(allow_loops=True), loop) == {}
+    assert list(refused(InefficientHandoffs(), loop, candidate(agents="acb" * 5, task="loop"))) == [0], (
         "what is left out is no measure for what stays"
     )
 
@@ -165,7 +167,7 @@ def test_an_answer_that_nobody_had_told_is_a_leak_and_one_that_was_worked_out_is
     assert refused(Leakage(), leaky("as ever, 56"), world=FilterContext(role_prompts={"a": "as ever, 56"})) == {
         0: "b read an answer that nobody had told it"
     }, "what one role is told, another one is not"
-    assert refused(Leakage(answers=("truth",)), secret) == {}
+    assert refused(Leakage(answer_fields=("truth",)), secret) == {}
     assert refused(Leakage(min_chars=3), secret) == {}
 
 
@@ -206,8 +208,8 @@ def test_what_comes_later_is_no_excuse() -> None:
 
 def test_a_silent_role_may_not_say_the_answer() -> None:
     plain = leaky("A message from a: 56", words=("It is 56.", "56"))
-    assert refused(Leakage(silent=("a",)), plain) == {0: "a said an answer that it may not"}
-    assert refused(Leakage(silent=("b",)), plain) == {}, "it was told"
+    assert refused(Leakage(silent_roles=("a",)), plain) == {0: "a said an answer that it may not"}
+    assert refused(Leakage(silent_roles=("b",)), plain) == {}, "it was told"
 
 
 def test_the_funnel_counts_what_each_part_leaves_out_and_keeps_the_order() -> None:

@@ -88,7 +88,7 @@ def test_of_equally_good_episodes_those_with_the_fewest_turns_are_kept(
             return {}
 
     monkeypatch.setattr(session, "TraceReplayer", Staged)
-    monkeypatch.setattr(session, "load_formats", lambda _: {})
+    monkeypatch.setattr(session, "load_tokenizer_formats", lambda _: {})
     monkeypatch.setattr(session, "_held_out_tasks", lambda *_: [])
     monkeypatch.setattr(session, "_build_candidates", lambda _, episodes: [Candidate(one) for one in episodes])
     turns = [make_action(call=call, index=call, sample=call) for call in range(3)]
@@ -97,6 +97,6 @@ def test_of_equally_good_episodes_those_with_the_fewest_turns_are_kept(
         episode(*turns, sample=3),
     ]  # fmt: skip
     run = cold(tmp_path, **{"synthesis.max_per_task": 1, "synthesis.filters": [{"name": "success"}]})
-    kept, passages = session._filter_episodes(run, Teacher(run, {}), some, lambda _: None)
+    kept, passages = session._filter_episodes(run, Teacher(run, {}), some)
     assert [one.episode.sample for one in kept] == [2]
     assert [one.kept_count for one in passages] == [4, 4, 1]

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from marft.rollout import local_runner
-from marft_lab.synthesis import teachers
 from marft_lab.synthesis.settings import SynthesisSettings
 from marft_lab.synthesis.teachers import Teacher, build_attempts, episode_identity, load_teacher, open_teacher
 from tests.cold_worlds import cold
@@ -27,17 +26,12 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     def opened(_: object) -> Iterator[SimpleNamespace]:
         yield SimpleNamespace(
             models=SimpleNamespace(compute_digests=lambda: {"base": "known"}),
-            instruct=lambda versions: heard.append(("told", versions)),
+            load_checkpoint=lambda path: heard.append(("loaded", path)),
             publish=lambda version: heard.append(("published", version)),
             play=lambda attempts: heard.append(("played", attempts)),
         )
 
-    def load(weights: Path, _: object, policies: dict[str, object]) -> None:
-        heard.append(("loaded", (weights, [*policies])))
-
-    monkeypatch.setattr(local_runner, "open_rollouts", opened)
-    monkeypatch.setattr(teachers, "load_policies", load)
-    monkeypatch.setattr(teachers, "read_learned_prompts", lambda weights: f"told at {weights}")
+    monkeypatch.setattr(local_runner, "open_rollout_runner", opened)
     return heard
 
 
@@ -46,15 +40,15 @@ def test_a_team_that_learned_plays_with_its_weights_and_is_told_what_it_learned(
 ) -> None:
     teacher = Teacher(cold(tmp_path), {}, weights=Path("kept"))
     with open_teacher(teacher) as play:
-        assert heard == [("loaded", (Path("kept"), ["reasoner", "actor"])), ("told", "told at kept")]
+        assert heard == [("loaded", Path("kept"))]
         play([])
-    assert heard[2:] == [("published", 0), ("played", [])]
+    assert heard[1:] == [("published", 0), ("played", [])]
 
 
 def test_a_recipe_plays_as_it_says(tmp_path: Path, heard: list[tuple[str, Any]]) -> None:
     with open_teacher(Teacher(cold(tmp_path), {})) as play:
         play([])
-    assert heard == [("published", 0), ("played", [])]
+    assert heard == [("loaded", None), ("published", 0), ("played", [])]
 
 
 def test_models_that_a_teacher_did_not_learn_on_are_refused_before_anything_is_loaded(

@@ -47,14 +47,14 @@ def test_a_recipes_paths_may_begin_at_home(home: Path) -> None:
     table["policies"]["actor"]["adapter"] = "~/adapter"
     table["agents"][0]["skills"] = ["~/skill"]
     table["sft"] = {"traces": ["~/a.jsonl"]}
-    table["tools"] = {"x": {"name": "mcp", "command": ["a"], "folder": "~/there", "log": "~root-is-nobody/x"}}
+    table["tools"] = {"x": {"name": "mcp", "command": ["a"], "folder": "~/there", "log_file": "~root-is-nobody/x"}}
     table["agents"][1]["tools"] = ["x"]
     run = parse_recipe(table)
     assert (run.output, run.models["base"].path) == (f"{home}/runs", f"{home}/model")
     assert run.models["base"].chat_template == f"{home}/mine.jinja"
     assert run.policies["actor"].adapter == f"{home}/adapter"
     assert (run.agents[0].skills, SftSettings.from_run(run).traces) == ((f"{home}/skill",), (f"{home}/a.jsonl",))
-    assert (run.tools["x"].folder, run.tools["x"].log) == (f"{home}/there", "~root-is-nobody/x")  # type: ignore[attr-defined]
+    assert (run.tools["x"].folder, run.tools["x"].log_file) == (f"{home}/there", "~root-is-nobody/x")  # type: ignore[attr-defined]
     assert parse_recipe(recipe(), ("--output", "~/elsewhere")).output == f"{home}/elsewhere"
 
 

@@ -29,7 +29,7 @@ TEAM = Team(
 class Shouting(Channel):
     """A channel that shouts, and drops every second message that it is given."""
 
-    def carry(self, messages: Sequence[Message]) -> Sequence[Message | None]:
+    def transform(self, messages: Sequence[Message]) -> Sequence[Message | None]:
         return [None if n % 2 else replace(m, text=m.text.upper()) for n, m in enumerate(messages)]
 
 
@@ -57,7 +57,7 @@ def test_the_others_keep_their_seats() -> None:
 
 def test_the_teams_own_channel_carries_what_is_heard_and_nothing_else() -> None:
     said = [Message("a", "one"), Message("b", "two"), Message("c", "three"), Message("a", "four"), Message("c", "five")]
-    assert list(MutedChannel(channel=Shouting(), roles=("a",)).carry(said)) == [
+    assert list(MutedChannel(channel=Shouting(), roles=("a",)).transform(said)) == [
         None, Message("b", "TWO"), None, None, Message("c", "FIVE"),
     ]  # fmt: skip
 

@@ -25,7 +25,12 @@ from marft_lab.world_models.environment import (
 from marft_lab.world_models.experience_buffer import ExperienceBuffer, WorldModelState, read_state, write_state
 from marft_lab.world_models.interface import History, ObservedTransition, Outcome, Prediction, ensemble_disagreement
 from marft_lab.world_models.regression import RegressionModel, build_features, hash_features, solve_ridge
-from marft_lab.world_models.text_codec import extend_history, extract_transitions, observation_text, parse_observation
+from marft_lab.world_models.text_codec import (
+    decode_observation,
+    encode_observation,
+    extend_history,
+    extract_transitions,
+)
 from marft_lab.world_models.trust import Trust
 from tests.episodes import make_action
 
@@ -68,13 +73,13 @@ def walked(texts: list[str], status: str = "terminated") -> Episode:
 @settings(max_examples=25)
 def test_an_observation_is_what_its_text_says(text: str, views: Any, turn: list[str], options: Any) -> None:
     one = Observation(text, views, tuple(turn), options)
-    said = observation_text(one)
-    assert parse_observation(said) == one
+    said = encode_observation(one)
+    assert decode_observation(said) == one
     assert said  # "" is the end
 
 
 def test_steps_are_lived_by_the_last_words_of_those_who_are_read() -> None:
-    lived = extract_transitions(walked(["x", "y", "z"]), ["a"], memory=2)
+    lived = extract_transitions(walked(["x", "y", "z"]), ["a"], history_length=2)
     assert [one.action for one in lived] == ['{"a": "a01"}', '{"a": "a11"}', '{"a": "a21"}']
     assert lived[2].history == History(("y", "z"), ('{"a": "a11"}',))
     assert [one.outcome.next_observation for one in lived] == ["y", "z", ""]
@@ -377,7 +382,7 @@ def test_a_model_is_told_as_many_observations_as_it_remembers_and_the_words_that
             said = (make_action("a", text=f"a{step}"), make_action("b", index=1, text=f"b{step}"))
             await session.step(JointAction(actions=said))
 
-    asyncio.run(play(ModelEnvironment(Notes(), {"t": History(("o0",))}, 0.2, reads=("b",), memory=2)))
+    asyncio.run(play(ModelEnvironment(Notes(), {"t": History(("o0",))}, 0.2, input_roles=("b",), memory=2)))
     assert [situation.observations for situation, _ in asked] == [("o0",), ("o0", "o1"), ("o1", "o2")]
     assert [action for _, action in asked] == ['{"b": "b0"}', '{"b": "b1"}', '{"b": "b2"}']
     asked.clear()

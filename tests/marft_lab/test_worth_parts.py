@@ -41,12 +41,12 @@ def run_of(policies: Mapping[str, str], answering: str, **changes: Any) -> Any:
         "agents": [SimpleNamespace(role=role, policy=name, answers=role == answering) for role, name in policies.items()],
         "policies": {name: SimpleNamespace(model="big" if name.isupper() else "small") for name in names},
         "trained_policies": list(names), "seed": 3,
-        "team": SimpleNamespace(writes_prompts=False, answer_role=lambda roles: ""),
+        "team": SimpleNamespace(writes_prompts=False, sole_answer_role=lambda roles: ""),
     }  # fmt: skip
     return SimpleNamespace(**{**table, **changes})
 
 
-PROGRAM = SimpleNamespace(writes_prompts=True, answer_role=lambda roles: "")
+PROGRAM = SimpleNamespace(writes_prompts=True, sole_answer_role=lambda roles: "")
 
 
 def bench_of(run: Any, episodes: Sequence[Episode], paraphrase: Any = "", **weights: str) -> Told:
@@ -285,7 +285,7 @@ class StubRollouts:
         self.streams: list[str] = []
         self.teams: list[Team] = []
 
-    def instruct(self, versions: Sequence[PromptVersion]) -> None:
+    def set_prompt_versions(self, versions: Sequence[PromptVersion]) -> None:
         self.told.append({version.role: version.instructions for version in versions})
 
     def publish(self, version: int) -> None:
@@ -325,7 +325,7 @@ class TestPlayer:
     @staticmethod
     def state(path: Path, files: Mapping[str, str], told: Mapping[str, str]) -> None:
         profiles = LINEAGE_ADAPTER.dump_python(PromptHistory.start(told), mode="json")
-        (path / "state.json").write_text(json.dumps({"files": files, "profiles": profiles}), encoding="utf-8")
+        (path / "state.json").write_text(json.dumps({"files": files, "prompts": profiles}), encoding="utf-8")
 
     def advance(self, *_: object) -> None:
         self.advanced += 1

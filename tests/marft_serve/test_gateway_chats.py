@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marft.agents.agents import Agents
 from marft.agents.chat import ChatRefusedError
 from marft.agents.conversation import Node
 from marft.common.errors import EpisodeFailedError
 from marft.common.types import ActionKey, Completion, Episode, Observation
+from marft.config.interfaces.organization import Agents
 from marft.inference.chat_messages import ChatFormat
 from marft.inference.renderer import ChatRenderer
 from tests.chatting import ADD, SEEK, Parrot, Said, Stopping, asked, talked
@@ -329,7 +329,7 @@ def test_a_conversation_may_be_longer_than_the_stack_is_deep() -> None:
     assert [message["content"] for message in node.conversation] == [str(number) for number in range(3000)]
 
 
-@pytest.mark.parametrize("broken", ["tool_call_messages", "start", "sample"])
+@pytest.mark.parametrize("broken", ["tool_call_messages", "tokenize_prompt", "sample"])
 def test_an_action_that_goes_wrong_fails_the_episode_whoever_catches_it(
     broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

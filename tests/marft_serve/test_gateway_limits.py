@@ -90,7 +90,7 @@ class TestBudgets:
             asked = [asyncio.to_thread(ask, clients["a"], str(n), n=8) for n in range(16)]
             statuses.extend(answer.status for answer in await asyncio.gather(*asked))
 
-        episode = played(solve, engine=Full(), tokens=10)
+        episode = played(solve, engine=Full(), max_tokens=10)
         assert sum(len(action.tokens) for action in episode.actions) <= 10
         assert sorted(statuses) == [200, *[429] * 15]
 
@@ -134,7 +134,7 @@ class TestBudgets:
             answers.append(ask(clients["a"], headers={"x-marft-sees": "0/a/9"}))
             answers.extend(ask(clients["a"], n=count) for count in (2, 2, 1, 1))
 
-        assert len(played(solve, requests=3).actions) == 3
+        assert len(played(solve, max_requests=3).actions) == 3
         assert [answer.status for answer in answers] == [400, 200, 429, 200, 429]
 
 

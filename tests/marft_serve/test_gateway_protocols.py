@@ -95,7 +95,7 @@ class TestChatCompletions:
                 client.chat.completions.create(model="m", messages=[USER])
             assert spent.value.code == "insufficient_quota"
 
-        episode = with_client(talk, "It is 3.", requests=1, body_bytes=10_000_000)
+        episode = with_client(talk, "It is 3.", max_requests=1, max_body_bytes=10_000_000)
         assert (episode.status, episode.error) == ("terminated", "")
 
     def test_an_asynchronous_client_asks_many_at_once(self) -> None:
@@ -307,5 +307,5 @@ def test_anthropics_output_format_is_held_to(choice: Any) -> None:
         "output_config": {"format": {"type": "json_schema", "schema": schema}},
     }
     asked = Messages().parse_request(json.dumps(table | ({"tool_choice": choice} if choice else {})).encode())
-    assert asked.chat.constraint == Constraint("json", schema=schema, parallel=choice is None)
+    assert asked.chat.constraint == Constraint("json", schema=schema, allow_parallel_calls=choice is None)
     assert asked.ignored == ()

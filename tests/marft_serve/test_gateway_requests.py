@@ -148,7 +148,7 @@ class TestSentAgain:
 class TestTooMuch:
     @pytest.mark.parametrize(
         ("limits", "statuses", "says"),
-        [({"tokens": 10}, [200, 200, 429], "tokens: 10"), ({"requests": 1}, [200, 429, 429], "requests: 1")],
+        [({"max_tokens": 10}, [200, 200, 429], "tokens: 10"), ({"max_requests": 1}, [200, 429, 429], "requests: 1")],
     )
     def test_a_spent_budget_is_a_spent_quota(self, limits: dict[str, int], statuses: list[int], says: str) -> None:
         answers: list[Response] = []
@@ -171,7 +171,7 @@ class TestTooMuch:
                 connection.sendall(chunked + (b"3e8\r\n" + b"x" * 1000 + b"\r\n") * 3)
                 answers.append(connection.recv(100).split()[1])
 
-        assert played(solve, body_bytes=2000).status == "terminated"
+        assert played(solve, max_body_bytes=2000).status == "terminated"
         assert answers == [413, b"413", b"413"]
 
     def test_a_body_that_does_not_come_is_not_waited_for(self) -> None:
@@ -183,7 +183,7 @@ class TestTooMuch:
                 while read := connection.recv(1000):
                     answers.append(read)
 
-        assert played(solve, body_seconds=0.2).status == "terminated"
+        assert played(solve, body_timeout_seconds=0.2).status == "terminated"
         assert b" 408 " in answers[0]
         assert b"request_timeout" in b"".join(answers)
 

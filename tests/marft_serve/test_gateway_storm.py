@@ -118,7 +118,7 @@ def play(storm: Storm, honest: int) -> tuple[Episode, list[Episode], dict[str, l
     def say(key: ActionKey, prompt: str) -> str:
         return f"{prompt.rsplit('honest', 1)[-1].strip()[:4]} of {key.call}" if "honest" in prompt else "blown"
 
-    game = game_of(solve, engine=FakeEngine(say), timeout_seconds=3600.0, body_seconds=5.0)
+    game = game_of(solve, engine=FakeEngine(say), timeout_seconds=3600.0, body_timeout_seconds=5.0)
     first, *others = play_game(game, 1 + honest)
     return first, others, told
 

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marft.agents.agents import Agents
 from marft.agents.chat import ChatRefusedError
 from marft.common.types import Action, Episode, Observation
+from marft.config.interfaces.organization import Agents
 from marft.config.models import ModelSettings
 from marft.inference.chat_messages import ChatFormat, render_text, tokenize_messages
 from marft.models.chat_templates import RENDER_ERRORS

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marft.agents.agents import Agents
 from marft.agents.chat import ChatRefusedError, Reply
 from marft.agents.streaming import ActionStart
 from marft.common.types import Action, Observation
+from marft.config.interfaces.organization import Agents
 from marft.inference.chat_messages import render_text
 from marft.inference.renderer import ChatRenderer
 from marft_serve.gateway.errors import RequestError

@@ -139,7 +139,7 @@ class Place:
 
     def __init__(self, context: int) -> None:
         self.run = SimpleNamespace(trained_policies=("p",))
-        self.renderer = SimpleNamespace(context=lambda _: context)
+        self.renderer = SimpleNamespace(context_length=lambda _: context)
 
 
 def told(action: Action, weight: float = 1.0) -> Any:

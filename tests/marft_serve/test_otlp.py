@@ -73,7 +73,7 @@ def test_spans_say_what_the_conventions_ask_for() -> None:
 def test_calls_of_one_action_have_ids_of_their_own_which_their_answers_bear() -> None:
     plan, act = team().actions
     two = replace(act, calls=(ToolCall("add", "{}", "5"), ToolCall("add", "{}", "6", index=1)))
-    spans = Tracer("r", CAST, content=True).build_spans(replace(team(), actions=(plan, two)))
+    spans = Tracer("r", CAST, include_content=True).build_spans(replace(team(), actions=(plan, two)))
     ids = [span.attributes["gen_ai.tool.call.id"] for span in spans if span.name == "execute_tool add"]
     assert len(set(ids)) == 2
     (*_, last) = (span.attributes for span in spans if span.name == "chat tiny:actor")
@@ -84,7 +84,7 @@ def test_calls_of_one_action_have_ids_of_their_own_which_their_answers_bear() ->
 def test_instructions_are_said_once_and_guidance_where_it_stood() -> None:
     seat = AgentMetadata(AgentProfile("reasoner", "Plan well.", "Be brief."), "model")
     said = named(
-        Tracer("r", TeamMetadata("d", {"reasoner": seat}), content=True).build_spans(team()), "chat model"
+        Tracer("r", TeamMetadata("d", {"reasoner": seat}), include_content=True).build_spans(team()), "chat model"
     ).attributes
     assert "Plan well." in str(said["gen_ai.system_instructions"])
     assert "Plan well." not in str(said["gen_ai.input.messages"])
@@ -112,7 +112,7 @@ def test_times_are_those_recorded_from_the_beginning_of_the_episode_on() -> None
 def test_nothing_that_was_said_leaves_without_being_asked_for() -> None:
     episode = replace(team("a secret"), error="a secret", status="failed", task=Task("t", "a secret"))
     assert "secret" not in encode_json_line(Tracer("r", CAST).build_spans(episode), {})
-    assert "secret" in encode_json_line(Tracer("r", CAST, content=True).build_spans(episode), {})
+    assert "secret" in encode_json_line(Tracer("r", CAST, include_content=True).build_spans(episode), {})
 
 
 def test_a_fork_is_linked_to_where_it_departs_from_and_takes_no_times_of_it() -> None:
@@ -132,8 +132,8 @@ def test_a_fork_is_linked_to_where_it_departs_from_and_takes_no_times_of_it() ->
 def test_every_episode_is_one_tree_whose_spans_lie_within_it(episode: Episode, seconds: float, began: float) -> None:
     acted = [replace(a, started=seconds * i / 9, ended=seconds * (i + 1) / 9) for i, a in enumerate(episode.actions)]
     episode = replace(episode, actions=tuple(acted), seconds=seconds, start_time=began)
-    spans = Tracer("r", content=True).build_spans(episode)
-    assert spans == Tracer("r", content=True).build_spans(episode)
+    spans = Tracer("r", include_content=True).build_spans(episode)
+    assert spans == Tracer("r", include_content=True).build_spans(episode)
     met: dict[str, Span] = {}
     for span in spans:
         assert span.id not in met
@@ -157,7 +157,7 @@ def test_no_two_episodes_share_an_id() -> None:
 
 def test_an_episode_in_which_nobody_acted_is_one_span_that_says_why() -> None:
     episode = Episode(Task("t", "?"), "train/0", 0, (), "timed_out", error="reset() took over 1 s", start_time=BEGAN)
-    (span,) = Tracer("r", content=True).build_spans(episode)
+    (span,) = Tracer("r", include_content=True).build_spans(episode)
     assert (span.failed, span.error, span.attributes["error.type"]) == (True, episode.error, "timed_out")
     assert "marft.reward" not in span.attributes
 
@@ -207,7 +207,7 @@ def hexed(message: dict[str, Any]) -> dict[str, Any]:
 def test_json_says_what_protobuf_says(text: str, number: float, role: str) -> None:
     episode = team(text)
     step = replace(episode.transitions[0], terms={f"right/{role}": number})
-    spans = Tracer("r", CAST, content=True).build_spans(replace(episode, transitions=(step,)))
+    spans = Tracer("r", CAST, include_content=True).build_spans(replace(episode, transitions=(step,)))
     resource = {"service.name": "marft"}
     message = ExportTraceServiceRequest.FromString(encode_protobuf(spans, resource))
     told = hexed(MessageToDict(message, use_integers_for_enums=True))
@@ -219,7 +219,7 @@ def test_json_says_what_protobuf_says(text: str, number: float, role: str) -> No
 
 def test_texts_that_no_receiver_would_take_are_made_safe_and_short() -> None:
     episode = team("\ud800 half, \0 nul, " + "x" * 10_000_000)
-    spans = Tracer("r", CAST, content=True).build_spans(replace(episode, task=Task("\0\udfff", "\0" * 10)))
+    spans = Tracer("r", CAST, include_content=True).build_spans(replace(episode, task=Task("\0\udfff", "\0" * 10)))
     body, line = encode_protobuf(spans, {}), encode_json_line(spans, {})
     assert len(body) < 4 * MAX_TEXT_CHARS
     line.encode()
@@ -243,7 +243,9 @@ def test_batches_are_bounded_and_leave_nothing_out() -> None:
 
 def traced_back(episode: Episode, folder: Path) -> TracedEpisode:
     file = folder / "traces.jsonl"
-    file.write_text(encode_json_line(Tracer("r", CAST, content=True).build_spans(episode), {}), encoding="utf-8")
+    file.write_text(
+        encode_json_line(Tracer("r", CAST, include_content=True).build_spans(episode), {}), encoding="utf-8"
+    )
     (found,), tally = read(file)
     assert not tally.skipped
     return found
@@ -279,7 +281,7 @@ def test_any_words_come_back(words: list[str]) -> None:
 
 
 def test_episodes_that_fit_into_a_batch_are_whole_in_it() -> None:
-    tracer = Tracer("r", content=True)
+    tracer = Tracer("r", include_content=True)
     for texts, least in (([""] * 120, 40), (["x" * 50_000] * 40, 4)):
         some = [team(text, sample) for sample, text in enumerate(texts)]
         found = list(make_batches(some, tracer))
@@ -293,7 +295,7 @@ def test_episodes_that_fit_into_a_batch_are_whole_in_it() -> None:
 def test_an_episode_of_many_words_takes_several_batches_of_bounded_size() -> None:
     actions = [make_action("a", index=n, call=n, text=f"{n}" + "x" * 50_000) for n in range(60)]
     episode = replace(team(), actions=tuple(actions))
-    tracer = Tracer("r", content=True)
+    tracer = Tracer("r", include_content=True)
     found = list(make_batches([team(), episode, team(sample=1)], tracer))
     assert sum(len(batch.spans) for batch in found) == sum(
         len(tracer.build_spans(one)) for one in (team(), episode, team(sample=1))

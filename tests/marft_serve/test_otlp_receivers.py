@@ -19,7 +19,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
-from marft.common.callbacks import Callback, CallbackList
+from marft.common.callbacks import CallbackList
 from marft.common.errors import RunError
 from marft.config import load_recipe
 from marft.runs.episode_files import read_episodes, write_episodes
@@ -250,58 +250,46 @@ def test_when_an_episode_began_is_recorded(tmp_path: Path) -> None:
 # live
 
 
-class Noting(Callback):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def on_note(self, text: str) -> None:
-        self.notes.append(text)
-
-
 def receiver(url: str, **more: Any) -> TracingSettings:
     return TracingSettings(otlp=url, **more)
 
 
-def exporting(
-    settings: TracingSettings, noting: Noting, recipe: dict[str, Any] | None = None, hint: str = ""
-) -> CallbackList:
-    return CallbackList([noting, TracingCallback(settings, "r", recipe or {}, noting.on_note, hint)])
+def exporting(settings: TracingSettings, recipe: dict[str, Any] | None = None, hint: str = "") -> CallbackList:
+    return CallbackList([TracingCallback(settings, "r", recipe or {}, hint)])
 
 
-def test_episodes_are_sent_while_they_are_played() -> None:
-    noting = Noting()
+def test_episodes_are_sent_while_they_are_played(caplog: pytest.LogCaptureFixture) -> None:
     with collecting() as collector:
-        with exporting(receiver(collector.url), noting, {"name": "demo"}) as observer:
+        with exporting(receiver(collector.url), {"name": "demo"}) as observer:
             for n in range(200):
                 observer.on_episode(team(sample=n))
             observer.on_step_end(1, {})
         assert len({s.trace_id for s in collector.spans}) == 200
-    assert noting.notes == []
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("content", [False, True])
 def test_what_was_said_is_sent_live_only_where_it_is_asked_for(content: bool) -> None:
     with collecting() as collector:
-        with exporting(receiver(collector.url, content=content), Noting()) as observer:
+        with exporting(receiver(collector.url, include_content=content)) as observer:
             observer.on_episode(team("a secret"))
         (request,) = collector.requests
     assert ("a secret" in str(request)) == content
 
 
-def test_as_many_episodes_wait_for_a_receiver_as_settings_say() -> None:
+def test_as_many_episodes_wait_for_a_receiver_as_settings_say(caplog: pytest.LogCaptureFixture) -> None:
     live = LiveExporter(Tracer("r"), "http://127.0.0.1:9", queue_size=2)
     live.close()  # nobody takes any more
     for n in range(5):
         live.add_episode(team(sample=n))
     assert (live.dropped, live.problem) == (3, "it does not keep up: 2 episodes wait for it")
-    noting = Noting()
     with collecting(hangs=threading.Event()) as collector:
-        settings = receiver(collector.url, queue=1, timeout_seconds=0.1)
-        with exporting(settings, noting) as observer:
+        settings = receiver(collector.url, max_queued_episodes=1, timeout_seconds=0.1)
+        with exporting(settings) as observer:
             for n in range(200):
                 observer.on_episode(team(sample=n))
             collector.hangs and collector.hangs.set()
-    assert any("1 episodes wait for it" in note for note in noting.notes)
+    assert any("1 episodes wait for it" in text for text in caplog.messages)
 
 
 def test_of_what_was_lost_the_first_reason_is_told_and_what_had_been_sent_is_not_counted() -> None:
@@ -316,7 +304,6 @@ def test_of_what_was_lost_the_first_reason_is_told_and_what_had_been_sent_is_not
 
 
 def test_a_receiver_that_hangs_holds_nobody_up_and_is_counted() -> None:
-    noting = Noting()
     with collecting(hangs=threading.Event()) as collector:
         live = LiveExporter(Tracer("r"), collector.url, timeout=5.0, queue_size=8)
         for n in range(100):
@@ -324,30 +311,27 @@ def test_a_receiver_that_hangs_holds_nobody_up_and_is_counted() -> None:
         live.close(seconds=0.05)
         assert (live.sent, live.dropped) == (0, 100)
         assert live.problem
-    assert noting.notes == []
 
 
-def test_a_receiver_that_fails_is_said_once_and_the_run_goes_on() -> None:
-    noting = Noting()
-    with exporting(receiver("http://127.0.0.1:9"), noting) as callbacks:
-        _, tracing = callbacks
+def test_a_receiver_that_fails_is_said_once_and_the_run_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    with exporting(receiver("http://127.0.0.1:9")) as callbacks:
+        (tracing,) = callbacks
         assert isinstance(tracing, TracingCallback)
         tracing.exporter.problem = "it answered 500"
         for step in range(3):
             callbacks.on_step_end(step, {})
-    assert noting.notes == ["traces: it answered 500. The run goes on, and this is said once"]
+    assert caplog.messages == ["traces: it answered 500. The run goes on, and this is said once"]
 
 
-def test_what_was_lost_is_counted_at_the_end_with_how_to_send_it_later() -> None:
-    noting = Noting()
+def test_what_was_lost_is_counted_at_the_end_with_how_to_send_it_later(caplog: pytest.LogCaptureFixture) -> None:
     with (
         collecting(answer=answers(500)) as collector,
-        exporting(receiver(collector.url), noting, hint=". Later: …") as observer,
+        exporting(receiver(collector.url), hint=". Later: …") as observer,
     ):
         for n in range(3):
             observer.on_episode(team(sample=n))
     said = f"{collector.url}/v1/traces: it answered 500. Later: …"
-    assert noting.notes[-1] == f"traces: 3 episodes were not sent to {collector.url}: {said}"
+    assert caplog.messages[-1] == f"traces: 3 episodes were not sent to {collector.url}: {said}"
 
 
 @pytest.mark.slow
@@ -358,7 +342,7 @@ def test_a_run_learns_the_same_with_a_receiver_and_what_it_sends_is_what_is_reco
     alone = finished(tmp_path / "alone")[1]
     weights = [contents(folder.saved_steps()[-1] / "policies") for folder in (sent, alone)]
     assert weights[0] == weights[1]
-    tracer = Tracer(sent.identity())
+    tracer = Tracer(sent.read_id())
     recorded = [episode for file in sent.recorded_steps() for episode in read_episodes(file)]
     assert live == {(s.trace, s.id) for episode in recorded for s in tracer.build_spans(episode)}
     assert all(abs(episode.start_time - time.time()) < 600 for episode in recorded)
@@ -366,7 +350,7 @@ def test_a_run_learns_the_same_with_a_receiver_and_what_it_sends_is_what_is_reco
 
 def test_without_a_receiver_nobody_listens(tmp_path: Path) -> None:
     run = load_recipe("demo", changes={"output": str(tmp_path)})
-    assert TracingSettings().callbacks(run, RunFolder.create(run), print) == ()
+    assert TracingSettings().callbacks(run, RunFolder.create(run)) == ()
 
 
 def test_a_receiver_in_a_recipe_is_an_address() -> None:

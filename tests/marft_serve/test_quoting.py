@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from marft.agents.agents import Agents
 from marft.agents.chat import Chat
 from marft.agents.quote_tracker import QuoteSource, QuoteTracker, iter_texts, normalize_words
 from marft.common.types import Action, Observation
+from marft.config.interfaces.organization import Agents
 from tests.chatting import asked, talked
 from tests.episodes import make_action
 from tests.marft_serve.test_gateway_chats import scripted, user

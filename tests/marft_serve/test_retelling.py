@@ -18,8 +18,8 @@ from marft.common.types import Action, TokenSource
 from marft.config import RunSettings, parse_recipe
 from marft.config.interfaces.channel import Message
 from marft.envs.tasks import read_tasks
-from marft.models.tokenizer_format import load_formats
-from marft.rollout.local_runner import open_rollouts
+from marft.models.tokenizer_format import load_tokenizer_formats
+from marft.rollout.local_runner import open_rollout_runner
 from marft_serve.traces.reader import read_traces
 from marft_serve.traces.replayer import ReplayedTrace, ReplayEngine, TraceReplayer
 from marft_serve.traces.types import SkipCounter
@@ -72,8 +72,8 @@ def test_prompts_are_those_of_the_recipes_team(tmp_path: Path) -> None:
         for action, agent in zip(actions, stage._parts.game.team.agents, strict=True):
             seen = [Message("reasoner", "Add.")] if action is actor else []
             chat = build_messages(agent.profile, prompt_of(run), seen)
-            assert np.array_equal(action.prompt, stage.renderer.start(agent.policy, chat, ()))
-            assert np.array_equal(action.tokens, stage.renderer.option(agent.policy, action.text))
+            assert np.array_equal(action.prompt, stage.renderer.tokenize_prompt(agent.policy, chat, ()))
+            assert np.array_equal(action.tokens, stage.renderer.tokenize_option(agent.policy, action.text))
             assert action.sampled_mask.all()
             assert action.tokens[-1] in stage.renderer.formats[agent.policy].stop_ids
     assert not tally.skipped
@@ -100,7 +100,7 @@ def test_a_signal_ends_the_telling_and_not_the_episode_that_it_strikes_in(
 @pytest.mark.slow
 def test_what_a_team_played_is_told_again_token_by_token(tmp_path: Path) -> None:
     run = settings("tiny", tmp_path)
-    with open_rollouts(run) as rollouts:
+    with open_rollout_runner(run) as rollouts:
         played = rollouts.play([Attempt(task, "train/0") for task in read_tasks(run.environment, "train")[:4]])
     lines = []
     for episode in played:
@@ -127,7 +127,7 @@ def test_a_traces_own_messages_are_gone_on_from_by_ids(tmp_path: Path) -> None:
     _, tally, (first, second) = told(run, path)
     assert np.array_equal(second.prompt[: len(first.prompt) + len(first.tokens)], [*first.prompt, *first.tokens])
     with TraceReplayer(run, SkipCounter()) as stage:
-        whole = stage.renderer.start("actor", [*chat, answer, more], ())
+        whole = stage.renderer.tokenize_prompt("actor", [*chat, answer, more], ())
     assert np.array_equal(second.prompt, whole)
     assert not second.restarted
     assert not tally.skipped
@@ -295,7 +295,7 @@ class TestLessons:
         ]
         path = write(tmp_path / "t.jsonl", lines)
         run = settings("tiny", tmp_path, "--sft.traces", json.dumps([str(path)]), *overrides)
-        return run, load_imitation_data(run, load_formats(run), SkipCounter())
+        return run, load_imitation_data(run, load_tokenizer_formats(run), SkipCounter())
 
     def test_whole_episodes_are_held_out_and_nothing_is_lost(self, tmp_path: Path) -> None:
         _, lessons = self.data(tmp_path, "--sft.held_out_fraction", "0.3")
@@ -331,7 +331,7 @@ class TestLessons:
         path = write(tmp_path / "t.jsonl", [{"a": 1}])
         run = settings("tiny", tmp_path, "--sft.traces", json.dumps([str(path)]))
         with pytest.raises(ValueError, match=r"no turn that a policy(.|\n)*1 × line: it is neither"):
-            load_imitation_data(run, load_formats(run), SkipCounter())
+            load_imitation_data(run, load_tokenizer_formats(run), SkipCounter())
 
 
 def test_turns_of_weight_0_are_marked_as_read() -> None:

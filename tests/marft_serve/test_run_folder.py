@@ -224,7 +224,7 @@ class TestStepsInARow:
         monkeypatch.setattr(non_finite_guard, "Snapshot", lambda learner: Still())
         monkeypatch.setattr(non_finite_guard, "find_non_finite", lambda learner: ["policies.a"] if broken[0] else [])
         monkeypatch.setattr(non_finite_guard, "suggest_fix", lambda *_: "change it")
-        careful = NonFiniteGuard(Still(), lambda text: None)  # type: ignore[arg-type]
+        careful = NonFiniteGuard(Still())  # type: ignore[arg-type]
         for step in range(4 * MAX_CONSECUTIVE):
             broken[0] = step % MAX_CONSECUTIVE != 0
             assert careful.learn([], Progress(step, 0))["reverted_steps"] == float(broken[0])

@@ -166,7 +166,7 @@ def test_what_is_no_request_gets_the_protocols_errors() -> None:
         ]:  # fmt: skip
             response = send(f"{s.url}/a2a", body, {"A2A-Version": "1.0"})
             assert (response.status, response.table["error"]["code"]) == (200, code)
-        assert send(f"{s.url}/a2a", b"x" * (s.app.body_limits.body_bytes + 1)).status == 413
+        assert send(f"{s.url}/a2a", b"x" * (s.app.body_limits.max_body_bytes + 1)).status == 413
 
 
 def test_tasks_are_found_by_their_ids_and_contexts_alone() -> None:

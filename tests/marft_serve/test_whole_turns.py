@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from marft.agents.agents import Agents
 from marft.agents.chat import Chat
 from marft.agents.prompt_messages import TruncationPolicy
 from marft.agents.streaming import TokenStream
 from marft.common import reasoning
 from marft.common.types import AgentProfile, Observation, Tool, ToolCall
+from marft.config.interfaces.organization import Agents
 from marft.inference.chat_messages import ChatFormat, render_text, tokenize_messages
 from marft.inference.detokenizer import detokenizer_factory
 from marft.inference.renderer import ChatRenderer
@@ -58,7 +58,7 @@ class TestFamilies:
             pytest.skip("its template begins a thought in the prompt, and shows none that was said")
         format = format_of(name)
         prompt = tokenize_messages(format, CHAT).tolist()
-        shown = render_text(format, [*CHAT, {"role": "assistant", "content": "It is 3."}], begin=False)
+        shown = render_text(format, [*CHAT, {"role": "assistant", "content": "It is 3."}], add_generation_prompt=False)
         assert shown.startswith(decoded(format, prompt + ids_of(format, "It is 3.")[:-1]))
 
     @EACH
@@ -66,7 +66,7 @@ class TestFamilies:
         family, format = FAMILIES[name], format_of(name)
         renderer = ChatRenderer({"p": format})
         begins = "" if "think" in family.said else family.said.removesuffix("It is 3.")
-        option = renderer.option("p", "yes")
+        option = renderer.tokenize_option("p", "yes")
         assert decoded(format, option.tolist()) == f"{begins if begins != 'Hm.' else ''}yes{family.special[0]}"
         assert renderer.decode_option("p", option) == "yes"
 
@@ -211,7 +211,7 @@ ASKED = ({"role": "user", "content": "1 + 2?"},)
 class TestSentencePiece:
     def drop_truncated(self, format: ChatFormat, text: str) -> list[int]:
         """The ids that the text of prompt and turn has as one."""
-        shown = render_text(format, [*ASKED, {"role": "assistant", "content": text}], begin=False)
+        shown = render_text(format, [*ASKED, {"role": "assistant", "content": text}], add_generation_prompt=False)
         ids = list(format.tokenizer.encode(shown, add_special_tokens=False))
         return ids[: ids.index(format.stop_ids[0], len(tokenize_messages(format, ASKED))) + 1]
 
@@ -222,7 +222,7 @@ class TestSentencePiece:
         format = sentencepiece.format_of(template, kind)
         prompt, option = (
             tokenize_messages(format, ASKED).tolist(),
-            ChatRenderer({"p": format}).option("p", text).tolist(),
+            ChatRenderer({"p": format}).tokenize_option("p", text).tolist(),
         )
         assert prompt + option == self.drop_truncated(format, text)
         assert prompt + ids_of(format, text, chat=ASKED) == self.drop_truncated(format, text)
@@ -231,7 +231,7 @@ class TestSentencePiece:
         format = sentencepiece.format_of(template, kind)
         renderer = ChatRenderer({"p": format})
         for text in ("yes", "It is yes", "3"):
-            assert renderer.decode_option("p", renderer.option("p", text)).strip() == text
+            assert renderer.decode_option("p", renderer.tokenize_option("p", text)).strip() == text
 
     def test_text_within_a_turn_has_no_space_before_it(self, template: str, kind: sentencepiece.Kind) -> None:
         format = sentencepiece.format_of(template, kind)
@@ -266,7 +266,7 @@ def test_profiles_are_no_part_of_a_turn() -> None:
 class TestTurnsThatOthersBegin:
     def test_begin_as_the_template_would_show_them(self, template: str, kind: sentencepiece.Kind) -> None:
         format = sentencepiece.format_of(template, kind)
-        shown = render_text(format, [*ASKED, {"role": "assistant", "content": "It is"}], begin=False)
+        shown = render_text(format, [*ASKED, {"role": "assistant", "content": "It is"}], add_generation_prompt=False)
         begun = (
             tokenize_messages(format, ASKED).tolist() + ChatRenderer({"p": format}).encode_prefix("p", "It is").tolist()
         )

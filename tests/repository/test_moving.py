@@ -64,6 +64,11 @@ def test_paths_follow(move: ModuleType, was: str, now: str) -> None:
     assert move.rewritten(was, MOVES, python=False) == now
 
 
+def test_a_table_of_renames_keeps_its_old_names(move: ModuleType) -> None:
+    table = '"marft.a" = "marft.e"\n\n["marft.a"]\n"X.of" = "build"\n'
+    assert move.with_new_values(table, MOVES) == '"marft.a" = "marft_lab.f"\n\n["marft.a"]\n"X.of" = "build"\n'
+
+
 def test_moves_are_read_from_words_and_files(move: ModuleType, tmp_path: Path) -> None:
     table = tmp_path / "moves.toml"
     table.write_text('[moves]\n"marft.x" = "marft.longer.y"\n')

@@ -139,7 +139,7 @@ def test_a_broken_package_is_one_sentence_where_its_section_is_set_and_nothing_e
 def test_a_recipe_imports_the_sections_that_it_sets_alone() -> None:
     script = "import sys; from marft.config import load_recipe; load_recipe('demo', sys.argv[1:]); print(*sys.modules)"
     said = subprocess.run(
-        [sys.executable, "-c", script, "--tracing.queue", "7"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", script, "--tracing.max_queued_episodes", "7"], capture_output=True, text=True, check=True
     ).stdout.split()
     assert "marft_serve.tracing.settings" in said
     assert not {

@@ -68,10 +68,10 @@ class TestLinks:
     @pytest.mark.parametrize(
         ("uri", "link", "leads"),
         [
-            ("index.md", "[runs](docs/runs.md#resume)", "[runs](runs.md#resume)"),
-            ("runs.md", "[start](../README.md)", "[start](index.md)"),
+            ("index.md", "[runs](docs/training.md#resume)", "[runs](training.md#resume)"),
+            ("training.md", "[start](../README.md)", "[start](index.md)"),
             (
-                "runs.md",
+                "training.md",
                 "[types](../packages/marft/src/marft/common/types.py)",
                 "[types](source/packages/marft/src/marft/common/types.py.md)",
             ),
@@ -81,9 +81,9 @@ class TestLinks:
                 "[types](../source/packages/marft/src/marft/common/types.py.md)",
             ),
             ("source/benchmarks.md", "[all](docs/results.md)", "[all](../results.md)"),
-            ("runs.md", "[paper](https://arxiv.org/abs/1)", "[paper](https://arxiv.org/abs/1)"),
-            ("runs.md", "[below](#resume)", "[below](#resume)"),
-            ("runs.md", "[gone](../nothing.py)", "[gone](../nothing.py)"),
+            ("training.md", "[paper](https://arxiv.org/abs/1)", "[paper](https://arxiv.org/abs/1)"),
+            ("training.md", "[below](#resume)", "[below](#resume)"),
+            ("training.md", "[gone](../nothing.py)", "[gone](../nothing.py)"),
         ],
     )
     def test_a_link_leads_to_where_the_site_has_what_it_means(
@@ -92,7 +92,7 @@ class TestLinks:
         assert links.with_links(link, uri) == leads
 
     def test_files_outside_the_docs_get_pages_of_their_own(self, links: ModuleType) -> None:
-        text = "[a](runs.md) [b](../README.md) [c](../packages/marft/src/marft/common/types.py) [d](https://arxiv.org) [e](../benchmarks)"
+        text = "[a](training.md) [b](../README.md) [c](../packages/marft/src/marft/common/types.py) [d](https://arxiv.org) [e](../benchmarks)"
         assert list(links.linked_files("docs/first.md", text)) == [
             "packages/marft/src/marft/common/types.py",
             "benchmarks",

@@ -172,12 +172,10 @@ class TestOfARecipe:
         plant_bytecode(file, "def reward(episode): return 666.0")
         assert rewarded(tmp_path, f"{MINE}_a:reward")(None) == 1.0
 
-    def test_the_command_says_which_file_runs(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        said: list[str] = []
-        monkeypatch.setattr(user_modules, "_note_listeners", [said.append])
+    def test_which_file_runs_is_logged(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         put(tmp_path, {f"{MINE}_a.py": "def reward(episode): return 1.0"})
         rewarded(tmp_path, f"{MINE}_a:reward")
-        assert said == [f"runs {tmp_path / MINE}_a.py"]
+        assert caplog.messages == [f"runs {tmp_path / MINE}_a.py"]
 
     def test_a_module_that_is_nowhere_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"neither installed nor in .*, nor beside the recipe"):
@@ -260,15 +258,13 @@ class TestOfAnExport:
         with pytest.raises(ValueError, match=f"lists {name}: an export brings code as source alone"):
             load_export(path)
 
-    def test_other_files_are_told_and_never_opened(self, export: Path) -> None:
+    def test_other_files_are_told_and_never_opened(self, export: Path, caplog: pytest.LogCaptureFixture) -> None:
         put(export, {"notes.txt": "mine", ".gitattributes": ""})
         os.mkfifo(export / "pipe")  # whoever opens it waits for ever
         export_read = load_export(export)
         assert export_read.unlisted == (".gitattributes", "notes.txt", "pipe")
-        noted: list[str] = []
-        user_modules.set_note_listener(noted.append)
         read_recipe_table(export_read, trust_code=True)
-        assert f"{export}: .gitattributes, notes.txt, pipe: not in team.json, and not opened" in noted
+        assert f"{export}: .gitattributes, notes.txt, pipe: not in team.json, and not opened" in caplog.messages
 
     def test_what_an_evaluation_leaves_in_it_is_in_nobodys_way(self, export: Path) -> None:
         put(export, {"runs/evaluated/theirs/evaluations/base-greedy.json": "{}"})

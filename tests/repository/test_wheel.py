@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import sysconfig
+import venv
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +15,25 @@ import pytest
 
 from marft.config.bundled import bundled_names
 from tests.nights import BY_NIGHT, NIGHT
-from tests.sources import ROOT, SOURCES
+from tests.sources import ROOT, SOURCES, source
 
 pytest.importorskip("hatchling", reason="needs hatchling, which builds the wheel: pip install 'marft[dev]'")
 
 Command = Callable[..., str]
+WORLD = """
+import os
+from pathlib import Path
+
+import marft
+import marft_envs
+import marft_lab
+import marft_serve
+from marft_envs.relay.environment import Relay as World
+
+packages = (marft, marft_envs, marft_lab, marft_serve)
+places = sorted({str(Path(package.__file__).parents[1]) for package in packages})
+Path(__file__).with_name(f"{os.getpid()}.places").write_text(" ".join(places))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +132,52 @@ def test_the_first_teams_script_goes_from_a_table_to_an_adapter(unpacked: Path, 
         assert told in done.stdout, told
     assert done.stdout.rstrip().endswith("<|im_end|>")
     assert sorted(path.name for path in folder.iterdir()) == ["sums.csv", "team"]
+
+
+@pytest.fixture(scope="module")
+def installed(wheels: list[zipfile.ZipFile], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The packages' folder of an environment that has the wheels and the libraries of this one, and no checkout."""
+    environment = tmp_path_factory.mktemp("environment")
+    venv.create(environment, symlinks=True)
+    folder = Path(sysconfig.get_path("purelib", "venv", {"base": str(environment)}))
+    for wheel in wheels:
+        wheel.extractall(folder)
+    (folder / "libraries.pth").write_text(sysconfig.get_path("purelib"))  # .pth files in there are not read
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("processes", "options"),
+    [
+        (2, ["--rollout.workers", "1"]),
+        pytest.param(4, ["--rollout.workers", "2", "--training.ranks", "2"], marks=BY_NIGHT),
+        pytest.param(3, ["--rollout.workers", "1", "--training.ranks", "2", "--cluster", "{}"], marks=BY_NIGHT),
+    ],
+    ids=["workers", "ranks", "cluster"],
+)
+def test_each_process_of_a_run_has_the_packages_of_the_wheels(
+    installed: Path, tmp_path: Path, processes: int, options: list[str]
+) -> None:
+    if "--cluster" in options:
+        pytest.importorskip("ray")
+    team, folder = tmp_path / "team", tmp_path / "empty"
+    team.mkdir()
+    folder.mkdir()
+    (team / "world.py").write_text(WORLD)
+    recipe = source("marft_envs/recipes/relay.toml").read_text(encoding="utf-8")
+    (team / "team.toml").write_text(
+        recipe.replace('[environment]\nname = "relay"', '[environment]\nname = "world:World"')
+    )
+    small = ["--training.steps", "1", "--rollout.tasks_per_step", "2", "--algorithm.critic.warmup_steps", "0"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    python = installed.parents[2] / "bin" / "python"
+    done = subprocess.run(
+        [python, "-m", "marft", "train", team / "team.toml", *small, *options], cwd=folder,
+        env={**environment, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "trained 1 steps" in done.stdout, done.stderr
+    assert [file.read_text() for file in team.glob("*.places")] == [str(installed)] * processes
 
 
 @BY_NIGHT

@@ -21,6 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SUFFIXES = {".py", ".md", ".toml", ".json", ".yml", ".sh", ".ipynb", ".txt", ".cfg", ".jinja", ""}
 SKIPPED = {"CHANGELOG.md", "constraints.txt"}  # a record of the past, and no code
+RENAMES = "renames.toml"  # its keys are names of the past
 
 
 def read_moves(words: list[str]) -> dict[str, str]:
@@ -91,6 +92,11 @@ def rewritten(text: str, moves: Mapping[str, str], python: bool) -> str:
     return _replaced(text, inner, r"(?<=[\"`])", r"(?=\.py[\"`:])")
 
 
+def with_new_values(table: str, moves: Mapping[str, str]) -> str:
+    """Return the table of renames with new names for all modules that moved, and the keys as they are."""
+    return re.sub(r"(?<= = ).+", lambda value: rewritten(value[0], moves, python=False), table)
+
+
 def _replaced(text: str, table: Mapping[str, str], before: str, after: str) -> str:
     """Replace all names of a table in one pass, so that no new name is taken for an old one."""
     names = "|".join(map(re.escape, sorted(table, key=len, reverse=True)))
@@ -139,7 +145,7 @@ def main() -> None:
             text = file.read_text(encoding="utf-8")
         except UnicodeDecodeError:
             continue
-        new = rewritten(text, moves, file.suffix == ".py")
+        new = with_new_values(text, moves) if file.name == RENAMES else rewritten(text, moves, file.suffix == ".py")
         if new != text:
             file.write_text(new, encoding="utf-8")
             changed += 1

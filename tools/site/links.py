@@ -1,6 +1,6 @@
 """What links of the repository's pages lead to on the site: pages that move, and files that get a page of their own.
 
-Paths are the repository's (``docs/runs.md``); an URI is the source of a page of the site (``runs.md``).
+Paths are the repository's (``docs/training.md``); an URI is the source of a page of the site (``training.md``).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ FENCE = "`" * 8
 def path_of(uri: str) -> str:
     """Where a page of the site lies in the repository.
 
-    >>> path_of("index.md"), path_of("runs.md"), path_of("source/packages/marft/src/marft/common/types.py.md")
-    ('README.md', 'docs/runs.md', 'packages/marft/src/marft/common/types.py')
+    >>> path_of("index.md"), path_of("training.md"), path_of("source/packages/marft/src/marft/common/types.py.md")
+    ('README.md', 'docs/training.md', 'packages/marft/src/marft/common/types.py')
     """
     for path, moved in MOVED.items():
         if uri == moved:
@@ -34,8 +34,8 @@ def path_of(uri: str) -> str:
 def uri_of(path: str) -> str:
     """Where the site has a file of the repository.
 
-    >>> uri_of("README.md"), uri_of("docs/runs.md"), uri_of("src/a.py"), uri_of("curve.svg")
-    ('index.md', 'runs.md', 'source/src/a.py.md', 'source/curve.svg')
+    >>> uri_of("README.md"), uri_of("docs/training.md"), uri_of("src/a.py"), uri_of("curve.svg")
+    ('index.md', 'training.md', 'source/src/a.py.md', 'source/curve.svg')
     """
     if path in MOVED:
         return MOVED[path]
@@ -47,7 +47,7 @@ def uri_of(path: str) -> str:
 def target_of(path: str, link: str) -> str:
     """The file of the repository that a link on a page means.
 
-    >>> target_of("docs/runs.md", "../packages/marft/src/marft/common/types.py")
+    >>> target_of("docs/training.md", "../packages/marft/src/marft/common/types.py")
     'packages/marft/src/marft/common/types.py'
     """
     return normpath(PurePosixPath(path).parent / link)

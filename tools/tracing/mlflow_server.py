@@ -85,7 +85,9 @@ def _wait_for(url: str, server: subprocess.Popen[bytes]) -> None:
 def expected(run: Path) -> dict[tuple[str, str], dict[str, Any]]:
     """What a run's spans are, by their ids."""
     recording = Recording.from_folder(run)
-    tracer = Tracer(recording.identity, TeamMetadata.from_file(run / "config.toml", run.resolve().name), content=True)
+    tracer = Tracer(
+        recording.identity, TeamMetadata.from_file(run / "config.toml", run.resolve().name), include_content=True
+    )
     return {
         (span.trace, span.id): {
             "parent": span.parent, "name": span.name, "started": span.start_time, "ended": span.end_time,
@@ -124,7 +126,7 @@ def main() -> None:
     arguments.add_argument("--mlflow", type=Path, required=True, help="bin folder of an environment that has MLflow")
     given = arguments.parse_args()
     with tempfile.TemporaryDirectory() as folder, serving(given.mlflow.absolute(), Path(folder)) as url:
-        command = [sys.executable, "-m", "marft", "trace", str(given.run), "--otlp", url, "--content"]
+        command = [sys.executable, "-m", "marft", "trace", str(given.run), "--otlp", url, "--include-content"]
         for _ in range(2):
             began = time.perf_counter()
             subprocess.run([*command, "--header", "x-mlflow-experiment-id=0"], check=True)

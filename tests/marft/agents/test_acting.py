@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from marft.agents import episode_runner
-from marft.agents.agents import Agents, MessageOverride
 from marft.agents.game import Attempt
 from marft.agents.play import play
 from marft.common.errors import EpisodeFailedError
 from marft.common.types import Action, ActionKey, Completion, Episode, JointAction, Observation, Prompt, SamplingParams
+from marft.config.interfaces.organization import Agents, MessageOverride
 from tests.fakes import FakeEngine, Script, ends
 from tests.marft.agents.test_turns import TASK, doing, failed, run
 

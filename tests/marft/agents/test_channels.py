@@ -66,7 +66,7 @@ def test_a_record_reads_as_its_template_says() -> None:
 
 def test_what_a_model_writes_is_never_a_template() -> None:
     record = Record(fields={"x": r"x = (.+)"}, template="<{x}>")
-    assert record.carry([Message("a", "x = {x!r:>9} {0}")]) == [Message("a", "<{x!r:>9} {0}>")]
+    assert record.transform([Message("a", "x = {x!r:>9} {0}")]) == [Message("a", "<{x!r:>9} {0}>")]
 
 
 def test_text_without_any_field_goes_on_raw_or_not_at_all() -> None:
@@ -86,9 +86,9 @@ def test_the_last_message_is_all_that_was_seen() -> None:
 
 @pytest.mark.parametrize(("keep", "expected"), [("start", "a b …"), ("end", "… c d")])
 def test_long_messages_are_cut(keep: Any, expected: str) -> None:
-    _, prompts = played(Truncated(words=2, keep=keep), "a b c d", "done")
+    _, prompts = played(Truncated(max_words=2, keep=keep), "a b c d", "done")
     assert f"Message from a:\\n{expected}" in prompts[1]
-    assert "Message from a:\\nx y" in played(Truncated(words=2), "x y", "done")[1][1]
+    assert "Message from a:\\nx y" in played(Truncated(max_words=2), "x y", "done")[1][1]
 
 
 @pytest.mark.slow
@@ -98,10 +98,10 @@ def test_channels_take_anything_that_models_write(texts: list[str]) -> None:
     for channel in (
         STEP,
         Last(),
-        Truncated(words=3),
+        Truncated(max_words=3),
         Record(fields={"x": "(a)|b"}, fallback="none", template="{x}"),
     ):
-        carried = channel.carry(messages)
+        carried = channel.transform(messages)
         assert len(carried) == len(messages)
         assert all(message is None or message.role == "a" for message in carried)
 
@@ -116,7 +116,7 @@ def test_what_others_read_is_counted_and_priced_for_its_author() -> None:
 
 def test_a_team_trains_over_a_channel_with_a_price(tmp_path: Path) -> None:
     run = settings(
-        "tiny", tmp_path, "--channel", "{ name = 'truncated', words = 2 }",
+        "tiny", tmp_path, "--channel", "{ name = 'truncated', max_words = 2 }",
         "--rewards", "[{ name = 'outcome' }, { name = 'message_tokens', weight = 0.001 }]",
     )  # fmt: skip
     folder = RunFolder.create(run)

@@ -13,7 +13,7 @@ from marft.agents.agents import Agent
 from marft.agents.chat import Chat, ChatRefusedError, Constraint, Reply
 from marft.agents.chat_history import MAX_MESSAGES, ChatHistory
 from marft.agents.conversation_memory import PromptRequest, ReceivedMessage
-from marft.agents.prompt_messages import NO_TOKENS, ChatMessage, NotExact
+from marft.agents.prompt_messages import NO_TOKENS, ChatMessage, InexactContinuation
 from marft.agents.quote_tracker import QuoteTracker
 from marft.common.reasoning import StopString
 from marft.common.types import Action, AgentProfile, SamplingParams, TokenIds, Tool, ToolCall
@@ -58,11 +58,11 @@ class Letters(FakeRenderer):
     violations: str = "(broken)"
     shown: list[Sequence[Tool]] = field(default_factory=list)
 
-    def context(self, policy: str) -> int:
+    def context_length(self, policy: str) -> int:
         assert policy == "p"
         return self.room
 
-    def start(self, policy: str, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> TokenIds:
+    def tokenize_prompt(self, policy: str, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> TokenIds:
         self.shown.append(tools)
         text = "".join(f"{str(message['role'])[0]}:{message['content']};" for message in messages)
         if self.violations in text:
@@ -72,8 +72,8 @@ class Letters(FakeRenderer):
     def continue_chat(
         self, policy: str, ids: TokenIds, messages: Sequence[ChatMessage], new: Sequence[ChatMessage],
         tools: Sequence[Tool],
-    ) -> TokenIds | NotExact:  # fmt: skip
-        return self.start(policy, new, tools) if self.fixed else NotExact("it drops thoughts")
+    ) -> TokenIds | InexactContinuation:  # fmt: skip
+        return self.tokenize_prompt(policy, new, tools) if self.fixed else InexactContinuation("it drops thoughts")
 
     def encode_prefix(self, policy: str, text: str) -> TokenIds:
         if self.violations in text:
@@ -305,7 +305,7 @@ class TestWhatIsRefused:
         assert talk.refused(user("(broken)")) == ("invalid", "it shows no brackets")
         bad: Any = {"tools": (Tool("bad", "", {}),)}
         assert talk.refused(user("?"), **bad) == ("invalid", "nothing here can be called")
-        assert talk.asked(user("?"), calls=False, **bad).prompt.tools == bad["tools"]
+        assert talk.asked(user("?"), parse_calls=False, **bad).prompt.tools == bad["tools"]
 
     def test_a_form_that_no_answer_can_have(self) -> None:
         refused = Talk().refused(user("?"), constraint=Constraint("call"))
@@ -425,11 +425,11 @@ class TestTurnsThatAreToldInPart:
     def test_nothing_goes_on_from_a_turn_of_which_one_call_of_several_was_told(self) -> None:
         made = ToolCall("add", '{"a": 1}')
         one = "template: of its calls the first alone was told"
-        assert self.restarted(made, sampled=ADDS * 2, parallel=False) == one
-        assert self.restarted(made, sampled=ADDS, parallel=False) == ""
+        assert self.restarted(made, sampled=ADDS * 2, allow_parallel_calls=False) == one
+        assert self.restarted(made, sampled=ADDS, allow_parallel_calls=False) == ""
         assert self.restarted(made, made, sampled=ADDS * 2) == ""
         assert self.restarted(ToolCall("", error=True), made, sampled=ADDS * 2) == ""  # one could not be read
-        assert self.restarted(sampled=ADDS, parallel=False) == ""  # none was told, as of one that was cut
+        assert self.restarted(sampled=ADDS, allow_parallel_calls=False) == ""  # none was told, as of one that was cut
 
     def test_nothing_goes_on_from_calls_that_a_stop_string_ended(self) -> None:
         made = ToolCall("add", '{"a": 1}')

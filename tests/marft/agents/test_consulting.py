@@ -171,7 +171,7 @@ class TestATurn:
         class Short(FakeRenderer):
             room = reply
 
-            def context(self, policy: str) -> int:
+            def context_length(self, policy: str) -> int:
                 return len(whole.prompt) + len(TestATurn.TURNS[0]) + self.room
 
         assert self.action(renderer=Short()).finish == "length"
@@ -199,7 +199,7 @@ class TestATurn:
         episode, _ = asked("<ask recall>x</ask>", "<ask verify>y</ask>", ".")
         found = episode_metrics([episode], ["solver"], lambda _: 0)
         assert (found["helper_call_rate"], found["helper_calls"]) == (1.0, 2.0)
-        assert found["agents/solver/helper_tokens"] == len("<re>Seven.</re><re>No, 7.</re>")
+        assert found["agents/solver/teammate_tokens"] == len("<re>Seven.</re><re>No, 7.</re>")
         alone, _ = asked("7")
         assert "helper_calls" not in episode_metrics([alone], ["solver"], lambda _: 0)
 

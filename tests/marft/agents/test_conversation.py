@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marft.agents.conversation import Conversation, Node
-from marft.agents.prompt_messages import ChatMessage, NotExact
+from marft.agents.prompt_messages import ChatMessage, InexactContinuation
 from marft.common.types import TokenIds
 
 BEGIN, END = ord(">"), ord(";")
@@ -29,18 +29,18 @@ class Letters:
     drops: bool = False
     never: bool = False
 
-    def start(self, messages: Sequence[ChatMessage]) -> TokenIds:
+    def tokenize_prompt(self, messages: Sequence[ChatMessage]) -> TokenIds:
         shown = [self._shown(message, message is messages[-1]) for message in messages]
         return ids_of("".join(shown) + chr(BEGIN))
 
     def continue_chat(
         self, ids: TokenIds, messages: Sequence[ChatMessage], new: Sequence[ChatMessage]
-    ) -> TokenIds | NotExact:
+    ) -> TokenIds | InexactContinuation:
         if self.never:
-            return NotExact("never", always=True)
+            return InexactContinuation("never", always=True)
         before = messages[-1]
         if self._shown(before, True) != self._shown(before, False):
-            return NotExact("drops a thought")
+            return InexactContinuation("drops a thought")
         return ids_of("".join(self._shown(message, message is new[-1]) for message in new) + chr(BEGIN))
 
     def _shown(self, message: ChatMessage, last: bool) -> str:
@@ -109,7 +109,7 @@ def test_a_template_that_never_continues_begins_anew_at_once() -> None:
     asked: list[TokenIds] = []
 
     class Counted(Letters):
-        def continue_chat(self, ids: TokenIds, *rest: Any) -> TokenIds | NotExact:
+        def continue_chat(self, ids: TokenIds, *rest: Any) -> TokenIds | InexactContinuation:
             asked.append(ids)
             return super().continue_chat(ids, *rest)
 
@@ -132,8 +132,10 @@ def test_the_same_question_again_is_sampled_from_the_same_ids_and_nothing_is_ren
 
 def test_of_several_reasons_to_begin_anew_the_first_is_told() -> None:
     class Drops(Letters):
-        def continue_chat(self, ids: TokenIds, messages: Sequence[ChatMessage], *_: Any) -> TokenIds | NotExact:
-            return NotExact(f"drops turn {messages[-1]['content']}")
+        def continue_chat(
+            self, ids: TokenIds, messages: Sequence[ChatMessage], *_: Any
+        ) -> TokenIds | InexactContinuation:
+            return InexactContinuation(f"drops turn {messages[-1]['content']}")
 
     record, node = spoken(Letters(), ("a", "b"), ("c", "d"))
     record.template = Drops()
@@ -161,7 +163,7 @@ def test_each_sampled_token_is_in_one_turn_and_a_path_is_what_was_in_context(
         engine[str(number)] = told.context, turn.ids
         turns.append(turn)
     everything = list(nodes(record.root))
-    once = [node for node in everything if node.sampled]
+    once = [node for node in everything if node.is_sampled]
     assert sorted(node.action_id for node in once) == sorted(engine)
     for node in once:
         prompt, tokens = engine[node.action_id]

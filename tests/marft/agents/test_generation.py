@@ -21,7 +21,7 @@ from marft.agents.generation import (
     encode_options,
 )
 from marft.agents.helpers import HelperReply
-from marft.agents.prompt_messages import NO_TOKENS, ChatMessage, NotExact
+from marft.agents.prompt_messages import NO_TOKENS, ChatMessage, InexactContinuation
 from marft.agents.quote_tracker import QuoteTracker
 from marft.agents.streaming import TextStream, TokenStream
 from marft.common.errors import EpisodeFailedError, RowFailedError
@@ -122,21 +122,21 @@ class Renderer(FakeRenderer):
     begun: list[str] = field(default_factory=list)
     live_of: list[tuple[Any, ...]] = field(default_factory=list)
 
-    def context(self, policy: str) -> int:
+    def context_length(self, policy: str) -> int:
         return self.room
 
-    def start(self, policy: str, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> TokenIds:
+    def tokenize_prompt(self, policy: str, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> TokenIds:
         assert (policy, list(tools)) in (("p", [TOOL]), ("p", []))
         return ids("anew>")
 
     def tool_response(
         self, policy: str, turn: TokenIds, messages: Sequence[ChatMessage], calls: Sequence[ToolCall],
         tools: Sequence[Tool],
-    ) -> TokenIds | NotExact:  # fmt: skip
+    ) -> TokenIds | InexactContinuation:  # fmt: skip
         assert (policy, tools) == ("p", (TOOL,))
         self.chats.append(list(messages))
         if len(self.chats) - 1 in self.rewrites:
-            return NotExact("it drops thoughts")
+            return InexactContinuation("it drops thoughts")
         return super().tool_response(policy, turn, messages, calls, tools)
 
     def calls(
@@ -522,7 +522,7 @@ class TestClients:
     def test_calls_are_the_clients_to_make(self) -> None:
         tools = (TOOL,)
         assert self.names(says(ADDS * 2), tools=tools) == ["add", "add"]
-        assert self.names(says(ADDS), tools=tools, calls=False) == []
+        assert self.names(says(ADDS), tools=tools, parse_calls=False) == []
         assert self.names(says(ADDS)) == []
         assert self.names(says(ADDS, "length"), tools=tools) == []
         assert self.names(says(ADDS, calls=(ToolCall("see"),)), tools=tools) == ["see"]
@@ -530,7 +530,7 @@ class TestClients:
 
     def test_of_calls_that_may_be_one_the_first_with_a_name_is_made(self) -> None:
         unread, add, see = ToolCall("", error=True), ToolCall("add"), ToolCall("see")
-        once: dict[str, Any] = {"tools": (TOOL,), "parallel": False}
+        once: dict[str, Any] = {"tools": (TOOL,), "allow_parallel_calls": False}
         assert self.names(says(".", calls=(unread, add, see)), **once) == ["add"]
         assert self.names(says(".", calls=(unread, unread)), **once) == ["", ""]
         assert self.names(says(".", calls=()), **once) == []
@@ -547,9 +547,9 @@ class TestClients:
     def test_a_turn_of_one_call_ends_with_it(
         self, end: str | StopString, begun: str, stop: tuple[str | StopString, ...]
     ) -> None:
-        once: dict[str, Any] = {"tools": (TOOL,), "parallel": False, "prefix": begun}
+        once: dict[str, Any] = {"tools": (TOOL,), "allow_parallel_calls": False, "prefix": begun}
         assert self.answered(says("."), Served(end=end), **once)[1].stop == stop
-        assert self.answered(says("."), Served(end=end), **(once | {"parallel": True}))[1].stop == ()
+        assert self.answered(says("."), Served(end=end), **(once | {"allow_parallel_calls": True}))[1].stop == ()
 
     def test_calls_are_looked_for_after_what_the_client_began_and_before_a_stop(self) -> None:
         renderer = Served()

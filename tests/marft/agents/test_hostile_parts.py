@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from marft.agents.agents import Agents, MessageOverride, ToolUse
+from marft.agents.agents import ToolUse
 from marft.agents.game import Attempt, Game
 from marft.agents.play import play
 from marft.agents.team import Team
 from marft.agents.tools.functions import SessionSource
 from marft.common.texts import MAX_ERROR_LENGTH
 from marft.common.types import Action, JointAction, Observation, Task
-from marft.config.interfaces.organization import Organization
+from marft.config.interfaces.organization import Agents, MessageOverride, Organization
 from marft.config.interfaces.reward import RewardTerm
 from tests.beside import GOOD, MISDEED, Given, as_they_were, lost, play_beside, unharmed, world
 from tests.fakes import FakeEngine, Script, ends, game, goes_on
@@ -184,7 +184,7 @@ def test_an_action_of_an_earlier_step_of_the_same_episode_may_be_seen_and_is_rec
             return JointAction(answer=await agents.b(observation, sees=[self._plan]))
 
     g = game(Script([goes_on(), ends()]), "a", "b", organization=Remembers())
-    episode = asyncio.run(play(g, Attempt(Task("t", "?"), "s", critic_states=True)))
+    episode = asyncio.run(play(g, Attempt(Task("t", "?"), "s", record_critic_states=True)))
     assert (episode.status, episode.actions[1].id, episode.actions[1].sees) == ("terminated", "1/b/0", ("0/a/0",))
 
 

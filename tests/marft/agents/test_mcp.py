@@ -79,7 +79,7 @@ def test_a_call_over_stdio_in_an_episode(stdio: ToolSource) -> None:
 
 
 def test_a_call_over_http(url: str) -> None:
-    source = MCP(url=url, only=["add", "count_up"]).connect()
+    source = MCP(url=url, allowed_tools=["add", "count_up"]).connect()
     try:
         assert [tool.name for tool in source.tools] == ["add", "count_up"]
         assert ask(source, "add", a=1, b=2) == "3"
@@ -150,7 +150,7 @@ def test_a_closed_connection_leaves_no_process() -> None:
         ({"command": [sys.executable, "-c", "1"]}, "cannot connect to"),
         ({"command": [sys.executable, "-c", "print('hello')"]}, "cannot connect to"),
         ({"url": "http://127.0.0.1:9/mcp"}, "cannot connect to http://127.0.0.1:9/mcp"),
-        ({"command": [*SERVER, "stdio"], "only": ["ad"]}, "the server has no tool ad; it has add"),
+        ({"command": [*SERVER, "stdio"], "allowed_tools": ["ad"]}, "the server has no tool ad; it has add"),
         ({"command": [*SERVER, "stdio"], "env_variables": ["NO_SUCH_VARIABLE"]}, "NO_SUCH_VARIABLE is not set"),
     ],
 )

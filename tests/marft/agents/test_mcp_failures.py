@@ -129,8 +129,8 @@ def test_white_space_around_a_key_is_no_part_of_it(monkeypatch: pytest.MonkeyPat
         ({"url": "http://me:hush@host/mcp"}, r"in an environment variable \(header_variables\)"),
         ({"url": "http://host/mcp?key=hush"}, "must look like https://host"),
         (
-            {"url": "http://host/mcp", "log": "x", "env_variables": ["A"]},
-            "env_variables, log would do nothing for a server with a url",
+            {"url": "http://host/mcp", "log_file": "x", "env_variables": ["A"]},
+            "env_variables, log_file would do nothing for a server with a url",
         ),
         (
             {"command": ["x"], "header_variables": {"A": "B"}},

@@ -86,7 +86,7 @@ def test_a_server_over_http_is_bounded_too(what: str, capfd: pytest.CaptureFixtu
 
 @pytest.mark.slow
 def test_a_tool_that_is_too_large_is_left_out_by_name() -> None:
-    source = MCP(command=[*HOSTILE, "stdio", "description"], only=["good"]).connect()
+    source = MCP(command=[*HOSTILE, "stdio", "description"], allowed_tools=["good"]).connect()
     source.close()
     assert [tool.name for tool in source.tools] == ["good"]
 

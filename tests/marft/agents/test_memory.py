@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 from marft.agents import conversation_memory
-from marft.agents.agents import Agents, MessageOverride
 from marft.agents.channels import Last
 from marft.agents.conversation import Conversation
 from marft.agents.conversation_memory import CONCURRENT_ACTIONS, CONTEXT_FULL
 from marft.agents.game import Attempt, Game, Replay
 from marft.agents.play import play
-from marft.agents.prompt_messages import ChatMessage, NotExact, PromptTooLongError, TruncationPolicy
+from marft.agents.prompt_messages import ChatMessage, InexactContinuation, PromptTooLongError, TruncationPolicy
 from marft.common.types import (
     Action,
     ActionKey,
@@ -33,6 +32,7 @@ from marft.common.types import (
     Tool,
 )
 from marft.config.interfaces.channel import Message
+from marft.config.interfaces.organization import Agents, MessageOverride
 from marft.rollout.fork_plans import grow_tree, play_counterfactuals
 from tests.fakes import FakeEngine, FakeRenderer, Script, ends, game, goes_on
 from tests.marft.agents.test_conversation import nodes
@@ -54,16 +54,16 @@ class Plain(FakeRenderer):
     size: int = 100_000
     forgets: bool = False  # its template shows no turn again as it was
 
-    def start(self, policy: str, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> TokenIds:
+    def tokenize_prompt(self, policy: str, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> TokenIds:
         return ids_of("".join(f"[{message['role'][0]}:{message['content']}]" for message in messages) + "[")
 
     def continue_chat(
         self, policy: str, ids: TokenIds, messages: Sequence[ChatMessage], new: Sequence[ChatMessage],
         tools: Sequence[Tool],
-    ) -> TokenIds | NotExact:  # fmt: skip
+    ) -> TokenIds | InexactContinuation:  # fmt: skip
         if self.forgets:
-            return NotExact("its chat template forgets", always=True)
-        return np.concatenate([ids_of("]"), self.start(policy, new, tools)])
+            return InexactContinuation("its chat template forgets", always=True)
+        return np.concatenate([ids_of("]"), self.tokenize_prompt(policy, new, tools)])
 
     def render(self, policy: str, profile: AgentProfile, observation: str, seen: Sequence[Message], *, reserve: int, cut: TruncationPolicy) -> Prompt:  # fmt: skip
         prompt = super().render(policy, profile, observation, seen, reserve=reserve, cut=cut)
@@ -71,7 +71,7 @@ class Plain(FakeRenderer):
             raise PromptTooLongError("the prompt alone is too long")
         return prompt
 
-    def context(self, policy: str) -> int:
+    def context_length(self, policy: str) -> int:
         return self.size
 
 
@@ -219,7 +219,7 @@ class TestWhatIsRemembered:
 
     def test_a_template_that_cannot_show_a_conversation_loses_the_episode_alone(self) -> None:
         class Refuses(Plain):
-            def continue_chat(self, *_: Any) -> TokenIds | NotExact:
+            def continue_chat(self, *_: Any) -> TokenIds | InexactContinuation:
                 raise ValueError("roles must alternate")
 
         failed(remembering(replace(acting(once), renderer=Refuses())), "failed", "a: roles must alternate")
@@ -269,7 +269,7 @@ class TestSeveralAtOnce:
         monkeypatch.setattr(conversation_memory, "Conversation", Kept)
         episode = run(remembering(acting(at_once, steps=3)))
         turns = [node for node in nodes(records[0].root) if node.action_id]
-        once = [node for node in turns if node.sampled]
+        once = [node for node in turns if node.is_sampled]
         assert sorted(node.action_id for node in once) == sorted(action.id for action in episode.actions)
         assert len(turns) > len(once)  # others stand in later prompts
         for node in once:
@@ -379,17 +379,17 @@ class TestWhatACriticReads:
             await agents.b(observation)
             return JointAction(await agents.a(observation))
 
-        episode = run(remembering(acting(act, "a", "b"), "a"), critic_states=True)
+        episode = run(remembering(acting(act, "a", "b"), "a"), record_critic_states=True)
         states = [a.state for a in episode.actions if a.agent == "a"]
         assert states[1] is not None
         assert text_of(states[1]) == "[s:I][u:begin][a00][u:o1\n\nMessage from b:\nb10]["
 
     def test_the_end_of_a_truncated_episode_goes_on_from_all_that_was_said(self) -> None:
         g = remembering(replace(acting(once, steps=3), max_steps=2))
-        bootstrap = run(g, critic_states=True).bootstrap
+        bootstrap = run(g, record_critic_states=True).bootstrap
         assert text_of(bootstrap["a"]) == "[s:I][u:begin][a00][u:o1][a10][u:o2]["
 
     def test_where_not_all_of_it_fits_a_critic_reads_the_last_of_it(self) -> None:
         g = remembering(replace(acting(once, steps=4), max_steps=3, renderer=Plain(size=50)))
-        bootstrap = run(g, critic_states=True).bootstrap
+        bootstrap = run(g, record_critic_states=True).bootstrap
         assert text_of(bootstrap["a"]) == "[s:I][u:o1][a10][u:o2][a20][u:o3]["

@@ -53,7 +53,7 @@ def embedded(texts: Sequence[str]) -> list[list[float]]:
 @pytest.mark.parametrize("construction", ["eager", "lazy"])
 def test_what_cannot_go_down_is_neither_lost_nor_doubled(construction: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = opened(
-        "hierarchical", recent=2, top_k=100, dimensions=8, embed=f"{__name__}:embedded", construction=construction
+        "hierarchical", max_recent=2, top_k=100, dimensions=8, embed=f"{__name__}:embedded", construction=construction
     )
 
     def entries(*numbers: int) -> list[Entry]:

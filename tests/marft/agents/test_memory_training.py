@@ -219,7 +219,7 @@ def test_only_what_is_new_in_a_prompt_is_shown(tmp_path: Path) -> None:
     folder, episodes = trained(guessing(tmp_path, *REMEMBER))
     episode = next(e for e in episodes if len(e.transitions) > 1)
     console = Console(file=io.StringIO(), width=300)
-    for shown in render_transcript(episode, "actor", PromptDecoder(folder.config)):
+    for shown in render_transcript(episode, "actor", PromptDecoder(folder.config_path)):
         console.print(shown)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     first, second = [action for action in episode.actions if action.agent == "actor"][:2]

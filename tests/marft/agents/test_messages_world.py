@@ -63,7 +63,7 @@ def test_a_summary_of_the_beginning_forgets_what_will_matter(pact: Any) -> None:
 
 def test_rules_find_what_was_done_and_how_things_stand(pact: Any) -> None:
     text = "Ann is in Rome. Ann bought the lamp. Ann gave Cal the lamp. Eve likes rice. Now: lamp Cal, Ann Rome."
-    (record,) = Record(fields=pact.FIELDS, fallback="none").carry([Message("first", text)])
+    (record,) = Record(fields=pact.FIELDS, fallback="none").transform([Message("first", text)])
     assert record is not None
     assert record.text == "did: Ann gave Cal the lamp; now: lamp Cal, Ann Rome"
 

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from marft.agents.agents import Agents
 from marft.agents.game import Attempt, Replay
 from marft.agents.play import play, play_all
 from marft.common.seeds import derive_seed
 from marft.common.types import Episode, JointAction, Observation, Step, Task
-from marft.config.interfaces.organization import Organization
+from marft.config.interfaces.organization import Agents, Organization
 from tests.fakes import Script, ends, game
 
 CLOSED: list[str] = []

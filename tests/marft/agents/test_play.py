@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from marft.agents import loop_threads
-from marft.agents.agents import Agents
 from marft.agents.game import Attempt, Game
 from marft.agents.organizations import Chain
 from marft.agents.play import play, play_all, run_bounded
 from marft.common.types import ActionKey, Episode, JointAction, Observation, Step, Task
-from marft.config.interfaces.organization import Organization
+from marft.config.interfaces.organization import Agents, Organization
 from tests.fakes import FakeEngine, Script, ends, game, goes_on
 
 TASK = Task("t0", "begin")
@@ -90,14 +89,14 @@ class TestEpisodes:
         assert seen == ["0/a/0"]
 
     def test_reaching_the_step_limit_truncates(self) -> None:
-        episode = run(game(Script([goes_on()] * 9), max_steps=3), critic_states=True)
+        episode = run(game(Script([goes_on()] * 9), max_steps=3), record_critic_states=True)
         assert episode.status == "truncated"
         assert len(episode.transitions) == 3
         assert list(episode.bootstrap) == ["a"]
 
     def test_the_bootstrap_is_the_final_observation_as_every_agent_would_see_it_alone(self) -> None:
         script = Script([goes_on(0.0, "the end", truncated=True)])
-        episode = run(game(script, "a", "b"), critic_states=True)
+        episode = run(game(script, "a", "b"), record_critic_states=True)
         assert list(episode.bootstrap) == ["a", "b"]
         for agent, ids in episode.bootstrap.items():
             text = bytes(ids.astype("uint8")).decode()
@@ -109,7 +108,9 @@ class TestEpisodes:
         assert run(game(Script([goes_on(0.0, "the end", truncated=True)]), "a")).bootstrap == {}
 
     def test_the_critic_also_reads_earlier_actions_that_an_agent_did_not_see(self) -> None:
-        episode = run(game(Script([ends()]), "a", "b", "c", organization=Chain(visible="previous")), critic_states=True)
+        episode = run(
+            game(Script([ends()]), "a", "b", "c", organization=Chain(visible="previous")), record_critic_states=True
+        )
         assert [a.state is None for a in episode.actions] == [True, True, False]
         state = bytes(episode.actions[2].state.astype("uint8")).decode()  # type: ignore[union-attr]
         assert "Message from a" in state
@@ -299,12 +300,12 @@ class TestTheEndOfATruncatedEpisode:
                 return JointAction()
 
         script = Script([goes_on(0.0, "second"), goes_on(0.0, "third"), goes_on()])
-        episode = run(game(script, "a", "b", "c", organization=Fading(), max_steps=3), critic_states=True)
+        episode = run(game(script, "a", "b", "c", organization=Fading(), max_steps=3), record_critic_states=True)
         assert episode.status == "truncated"
         assert list(episode.bootstrap) == ["c", "b", "a"]
 
     def test_a_final_observation_that_is_none_fails_the_episode_alone(self) -> None:
         script = Script([lambda _: Step(None, 1.0, truncated=True)])  # type: ignore[arg-type]
-        episode = run(game(script, "a"), critic_states=True)
+        episode = run(game(script, "a"), record_critic_states=True)
         assert episode.status == "failed"
         assert "observed a NoneType" in episode.error

@@ -80,7 +80,9 @@ def write(tmp_path: Path, processes: int) -> Path:
     template.write_text(templates.HERMES)
     table: dict[str, Any] = recipe("tiny", tmp_path)
     table["models"]["base"]["chat_template"] = str(template)
-    table["tools"] = {"server": {"name": "mcp", "command": [sys.executable, str(SERVER), "stdio"], "only": ["add"]}}
+    table["tools"] = {
+        "server": {"name": "mcp", "command": [sys.executable, str(SERVER), "stdio"], "allowed_tools": ["add"]}
+    }
     table["agents"][0]["tools"] = ["server"]
     table["environment"] = {"name": "tests.marft.agents.test_processes:Busy"}
     table["rollout"]["workers"] = processes

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from marft.agents.sandbox import runner
 from marft.agents.sandbox.runner import SandboxSettings, isolation_problem, run_python
 
-SHORT = SandboxSettings(timeout_seconds=8, cpu_seconds=1, processes=8, memory_mb=256)
+SHORT = SandboxSettings(timeout_seconds=8, cpu_seconds=1, max_processes=8, memory_mb=256)
 isolated = pytest.mark.skipif(bool(isolation_problem()), reason=f"no isolation here: {isolation_problem()}")
 
 

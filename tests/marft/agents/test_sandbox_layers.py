@@ -26,7 +26,14 @@ isolated = pytest.mark.skipif(bool(isolation_problem()), reason=f"no isolation h
 ROOT = os.getuid() == 0
 NOBODY = 65534
 LIMITS = SandboxSettings(
-    timeout_seconds=60, cpu_seconds=7, memory_mb=300, disk_mb=20, files=100, open_files=40, processes=6, output_kb=8
+    timeout_seconds=60,
+    cpu_seconds=7,
+    memory_mb=300,
+    disk_mb=20,
+    max_files=100,
+    max_open_files=40,
+    max_processes=6,
+    output_kb=8,
 )
 WAITING = "import os, time\nprint('up', flush=True)\ntime.sleep(600)"
 LIBC = "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"

@@ -15,7 +15,7 @@ from marft.agents.sandbox import group, jail, memory_monitor
 from marft.agents.sandbox.runner import SandboxSettings, isolation_problem, run_python
 
 isolated = pytest.mark.skipif(bool(isolation_problem()), reason=f"no isolation here: {isolation_problem()}")
-SMALL = SandboxSettings(timeout_seconds=15, memory_mb=160, disk_mb=120, processes=16)
+SMALL = SandboxSettings(timeout_seconds=15, memory_mb=160, disk_mb=120, max_processes=16)
 
 HOARDS = {
     "processes": "for _ in range(6):\n    if os.fork() == 0:\n        x = bytearray(60 << 20)\n        time.sleep(9)",
@@ -98,7 +98,7 @@ class TestTheSum:
     )
     def test_the_number_of_files_is_limited(self, made: str) -> None:
         code = f"import os\nfor n in range(1000):\n    name = ('/work/', '/tmp/', '/dev/shm/')[n % 3] + str(n)\n    {made}\n    print(n)"
-        ran = run_python(code, SMALL.model_copy(update={"files": 200}))
+        ran = run_python(code, SMALL.model_copy(update={"max_files": 200}))
         assert "No space left on device" in ran.errors
         assert 190 < len(ran.output.split()) <= 200
 
@@ -145,12 +145,12 @@ class TestTheGroup:
         assert group.find_parent(str(tmp_path / "none"), str(tmp_path / "none")) == ""
 
     def test_it_is_limited_before_anything_runs_in_it(self, tmp_path: Path) -> None:
-        folder = group.make(str(tmp_path), 160)
+        folder = group.create_group(str(tmp_path), 160)
         assert Path(folder).name == f"marft-jail-{os.getpid()}"
         assert (Path(folder) / "memory.max").read_text() == str(160 << 20)
         assert (Path(folder) / "memory.oom.group").read_text() == "1"
         assert not (Path(folder) / "cgroup.procs").exists()
-        assert group.join(folder, 4242)
+        assert group.join_group(folder, 4242)
         assert (Path(folder) / "cgroup.procs").read_text() == "4242"
 
     def test_it_is_removed(self, tmp_path: Path) -> None:
@@ -186,23 +186,23 @@ class TestTheGroup:
             make(path)
             (Path(path) / group.SWAP_MAX).write_text("max")
 
-        assert not (Path(group.make(str(tmp_path), 160)) / group.SWAP_MAX).exists()
+        assert not (Path(group.create_group(str(tmp_path), 160)) / group.SWAP_MAX).exists()
         (tmp_path / "other").mkdir()
         monkeypatch.setattr(os, "mkdir", with_swap)
-        assert (Path(group.make(str(tmp_path / "other"), 160)) / group.SWAP_MAX).read_text() == "0"
+        assert (Path(group.create_group(str(tmp_path / "other"), 160)) / group.SWAP_MAX).read_text() == "0"
 
     def test_one_that_cannot_be_limited_is_removed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def refuse(folder: str, file: str, text: str) -> None:
             raise PermissionError(errno.EACCES, "no", file)
 
         monkeypatch.setattr(group, "_write", refuse)
-        assert group.make(str(tmp_path), 160) == ""
+        assert group.create_group(str(tmp_path), 160) == ""
         assert list(tmp_path.iterdir()) == []
 
     def test_the_keeper_removes_it_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The parent may be gone by then."""
         removed: list[str] = []
-        monkeypatch.setattr(jail.group, "make", lambda parent, memory_mb: f"{parent}/one")
+        monkeypatch.setattr(jail.group, "create_group", lambda parent, memory_mb: f"{parent}/one")
         monkeypatch.setattr(jail.group, "remove", removed.append)
         monkeypatch.setattr(jail, "enter_namespaces", lambda: None)
         monkeypatch.setattr(jail, "start_init", lambda order, own: 0)
@@ -211,8 +211,8 @@ class TestTheGroup:
         assert removed == ["/here/one"]
 
     def test_where_none_can_be_made_there_is_none(self, tmp_path: Path) -> None:
-        assert group.make(str(tmp_path / "nowhere"), 160) == ""
-        assert not group.join("", os.getpid())
+        assert group.create_group(str(tmp_path / "nowhere"), 160) == ""
+        assert not group.join_group("", os.getpid())
 
     @isolated
     def test_a_jail_is_put_into_its_group_and_the_keeper_is_not(

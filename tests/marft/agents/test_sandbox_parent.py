@@ -182,7 +182,7 @@ def test_a_first_process_whose_keeper_has_gone_before_it_asks_for_its_death_buil
     built, ended = tmp_path / "built", os.pipe()
     monkeypatch.setattr(jail, "write_text", lambda path, text: (built.touch(), os._exit(0)))
     monkeypatch.setattr(jail.kernel, "prctl", lambda option, value: time.sleep(0.3))  # the keeper has gone by then
-    monkeypatch.setattr(jail.group, "join", lambda own, first: os._exit(0))
+    monkeypatch.setattr(jail.group, "join_group", lambda own, first: os._exit(0))
     if (pid := os.fork()) == 0:
         os.close(ended[0])
         jail.start_init({"folder": "/work"}, "")

@@ -19,23 +19,21 @@ import pytest
 import torch
 from rich.console import Console
 
-from marft.agents.agents import Agents
 from marft.agents.conversation_memory import CONCURRENT_ACTIONS
 from marft.agents.game import Attempt, Game
-from marft.agents.prompt_messages import ChatMessage, NotExact, tool_call_messages
+from marft.agents.prompt_messages import ChatMessage, InexactContinuation, tool_call_messages
 from marft.agents.team import Team
 from marft.cli.show import render_transcript
 from marft.common.token_data import TokenSource
 from marft.common.types import Action, Episode, JointAction, Observation, TokenIds, Tool, ToolCall
 from marft.config import RunSettings
+from marft.config.interfaces.organization import Agents
 from marft.evaluation.transcripts import PromptDecoder
 from marft.inference.chat_messages import REWRITES_HISTORY
 from marft.models.packed_rows import PackedRows
 from marft.rollout.local_runner import LocalRolloutRunner
 from marft.runs.episode_files import read_episodes, write_episodes
 from marft.runs.run_folder import RunFolder
-from marft.trainer.credit_audit import RERENDER_MARKER, audit_credit
-from marft.trainer.credit_report import select_heatmaps, write_credit_report
 from marft.trainer.train import train
 from tests import templates
 from tests import tools as offered
@@ -217,7 +215,7 @@ def test_where_the_chat_was_rendered_anew_is_shown(tmp_path: Path) -> None:
     train(folder.settings(), folder)
     (episode, *_) = read_episodes(folder.episodes / "step_000002.parquet")
     console = Console(file=io.StringIO(), width=300)
-    for shown in render_transcript(episode, "reasoner", PromptDecoder(folder.config)):
+    for shown in render_transcript(episode, "reasoner", PromptDecoder(folder.config_path)):
         console.print(shown)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     first, second = episode.actions[0].restarts
@@ -229,10 +227,6 @@ def test_where_the_chat_was_rendered_anew_is_shown(tmp_path: Path) -> None:
     places = [text.index(part) for part in parts[:3]]
     places += [text.index(part, places[-1]) for part in parts[3:]]
     assert places == sorted(places)
-    audit = audit_credit(folder, [folder.settings().algorithm], step=2)
-    write_credit_report(tmp_path / "page", "a run", audit, select_heatmaps(audit, 1))
-    page = (tmp_path / "page.html").read_text()
-    assert page.count(RERENDER_MARKER.strip()) == 2
 
 
 def test_a_template_that_cannot_show_an_answer_at_all_is_refused_by_agent(tmp_path: Path) -> None:
@@ -253,14 +247,14 @@ class Forgets(FakeRenderer):
 
     def tool_response(
         self, policy: str, turn: TokenIds, messages: list[ChatMessage], calls: list[ToolCall], tools: list[Tool]
-    ) -> TokenIds | NotExact:  # type: ignore[override]  # fmt: skip
-        return NotExact("it forgets")
+    ) -> TokenIds | InexactContinuation:  # type: ignore[override]  # fmt: skip
+        return InexactContinuation("it forgets")
 
-    def start(self, policy: str, messages: Any, tools: Any) -> TokenIds:
+    def tokenize_prompt(self, policy: str, messages: Any, tools: Any) -> TokenIds:
         heard = [message["content"] for message in messages if message["role"] == "tool"]
         return ids_of(f"heard {heard}")
 
-    def context(self, policy: str) -> int:
+    def context_length(self, policy: str) -> int:
         return self.size
 
 
@@ -307,10 +301,10 @@ class TestLimits:
 class Rewrites(Plain):
     """Renders a chat anew once a tool has answered."""
 
-    def tool_response(self, *_: Any) -> TokenIds | NotExact:
-        return NotExact("it rewrites")
+    def tool_response(self, *_: Any) -> TokenIds | InexactContinuation:
+        return InexactContinuation("it rewrites")
 
-    def turn(self, policy: str, action: Action) -> Sequence[ChatMessage]:
+    def turn_messages(self, policy: str, action: Action) -> Sequence[ChatMessage]:
         turns = [
             tool_call_messages(text, [c for c in action.calls if c.round == n])
             for n, text in enumerate(action.intermediate_texts)

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from marft.agents import episode_runner
-from marft.agents.agents import Agents, ToolUse
+from marft.agents.agents import ToolUse
 from marft.agents.game import Replay
 from marft.agents.organizations import Chain
 from marft.common.seeds import derive_seed
 from marft.common.types import Action, Episode, JointAction, Observation, ToolCall
 from marft.config.interfaces.channel import Message
+from marft.config.interfaces.organization import Agents
 from tests.fakes import FakeEngine, Script, ends, game, goes_on
 from tests.marft.agents.test_turns import TASK, doing, run
 

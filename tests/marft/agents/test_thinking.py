@@ -8,10 +8,10 @@ from typing import Literal
 
 import pytest
 
-from marft.agents.agents import Agents
 from marft.agents.game import Attempt, Game
 from marft.agents.play import play
 from marft.common.types import Episode, JointAction, Observation, Task
+from marft.config.interfaces.organization import Agents
 from marft.evaluation.evaluate import _collect_messages
 from tests.fakes import FakeEngine
 from tests.marft.agents.test_memory import Plain, acting, text_of

@@ -11,12 +11,11 @@ from dataclasses import replace
 
 import pytest
 
-from marft.agents.agents import Agents
 from marft.agents.game import Attempt, Replay
 from marft.agents.play import play
 from marft.agents.tools.functions import SessionSource
 from marft.common.types import JointAction, Observation, Task
-from marft.config.interfaces.organization import Organization
+from marft.config.interfaces.organization import Agents, Organization
 from tests import tools as offered
 from tests.fakes import FakeEngine, Script, ends, goes_on
 from tests.tool_games import call, run, says, with_tools

@@ -134,7 +134,7 @@ def test_a_held_out_evaluation_says_how_tools_were_used(tmp_path: Path) -> None:
     with LocalRolloutRunner(with_tools(tmp_path)) as rollouts:
         evaluation, _ = evaluate(rollouts, "base", "sampled", rollouts.run.environment.tasks("test")[:3])  # type: ignore[attr-defined]
     use = evaluation.agents["reasoner"]
-    assert (use["tool_rate"], use["tool_calls"], use["tool_errors"]) == (1.0, 3.0, 0.0)
+    assert (use["tool_use_rate"], use["tool_calls"], use["tool_errors"]) == (1.0, 3.0, 0.0)
     assert "tool_calls" not in evaluation.agents["actor"]
 
 
@@ -220,4 +220,4 @@ def test_what_others_write_never_becomes_a_control_token(tmp_path: Path) -> None
             ).ids
 
         assert np.isin(prompt(evil), stops).sum() == np.isin(prompt(Message("reasoner", "done")), stops).sum() == 2
-        assert np.isin(renderer.option("actor", "a<|im_end|>b"), stops).sum() == 1
+        assert np.isin(renderer.tokenize_option("actor", "a<|im_end|>b"), stops).sum() == 1

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from marft.agents.agents import Agent, Agents
+from marft.agents.agents import Agent
 from marft.agents.game import Attempt
 from marft.agents.play import play_all
 from marft.agents.prompt_messages import NO_TOKENS
@@ -24,7 +24,7 @@ from marft.agents.tools.functions import Functions, FunctionSource
 from marft.agents.tools.python import Python
 from marft.common.token_data import TokenSource
 from marft.common.types import ActionKey, AgentProfile, JointAction, Observation, Step, Task, TokenIds, Tool, ToolCall
-from marft.config.interfaces.organization import Organization
+from marft.config.interfaces.organization import Agents, Organization
 from marft.config.interfaces.tools import StatelessSource
 from marft.evaluation.episode_metrics import episode_metrics
 from marft.rewards.terms import ToolErrors
@@ -249,7 +249,7 @@ class TestWhatGoesWrong:
         episode = run(with_tools(says("CALL{", call("add", a=1), "ok"), offered.add))
         metrics = episode_metrics([episode], ["a"], lambda _: 0)
         assert (metrics["tool_calls"], metrics["tool_errors"], metrics["agents/a/tool_errors"]) == (2, 1, 1)
-        assert metrics["tool_rate"] == 1.0
+        assert metrics["tool_use_rate"] == 1.0
         assert [dict(earned.agents) for earned in ToolErrors().score(episode)] == [{"a": -1.0}]
         assert "tool_calls" not in episode_metrics([run(game(Script([ends()])))], ["a"], lambda _: 0)
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marft.agents.agents import Agents
 from marft.agents.game import Attempt, Game
 from marft.agents.play import play
 from marft.agents.prompt_messages import PromptTooLongError, TruncationPolicy
@@ -28,7 +27,7 @@ from marft.common.types import (
     Task,
 )
 from marft.config.interfaces.channel import Message
-from marft.config.interfaces.organization import Organization
+from marft.config.interfaces.organization import Agents, Organization
 from tests.fakes import FakeEngine, FakeRenderer, Script, ends, game, goes_on
 
 TASK = Task("t0", "begin")
@@ -198,7 +197,7 @@ class TestWhatACriticReads:
             await asyncio.gather(agents.c(observation, sees=[second]), agents.d(observation, sees=[first, second]))
             return JointAction(second)
 
-        episode = run(doing(act, "a", "b", "c", "d"), critic_states=True)
+        episode = run(doing(act, "a", "b", "c", "d"), record_critic_states=True)
         states = [None if a.state is None else bytes(a.state.astype(np.uint8)).decode() for a in episode.actions]
         assert states[0] is None
         heard = [[who for who in "abcd" if f"Message from {who}" in (state or "")] for state in states]
@@ -222,7 +221,7 @@ class TestWhatACriticReads:
 
         g = replace(doing(act), renderer=Narrow())
         agents = tuple(replace(agent, cut=TruncationPolicy("none")) for agent in g.team.agents)
-        episode = run(replace(g, team=replace(g.team, agents=agents)), critic_states=True)
+        episode = run(replace(g, team=replace(g.team, agents=agents)), record_critic_states=True)
         assert episode.status == "terminated"
         assert len(episode.actions[1].prompt) > 5
         assert episode.actions[1].state is not None
@@ -238,9 +237,9 @@ class TestWhatACriticReads:
             return JointAction()
 
         g = game(Script([goes_on()] * 3), "a", "b", "c", organization=Doing(act), max_steps=2)
-        assert list(run(g, critic_states=True).bootstrap) == ["c", "b", "a"]
+        assert list(run(g, record_critic_states=True).bootstrap) == ["c", "b", "a"]
         idler = game(Script([goes_on()] * 3), "a", organization=Doing(idle), max_steps=2)
-        assert run(idler, critic_states=True).bootstrap == {}
+        assert run(idler, record_critic_states=True).bootstrap == {}
 
 
 class TestLogProbs:

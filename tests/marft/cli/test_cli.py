@@ -201,7 +201,7 @@ def test_algorithms_are_listed_and_printed_whole(capsys: pytest.CaptureFixture[s
 def test_a_run_is_not_overwritten_unless_told(
     capsys: pytest.CaptureFixture[str], recipe_file: Path, tmp_path: Path
 ) -> None:
-    RunFolder.create(settings("tiny", tmp_path)).metrics.write_text('{"step": 1}\n')
+    RunFolder.create(settings("tiny", tmp_path)).metrics_path.write_text('{"step": 1}\n')
     assert "holds a run already" in run(capsys, "train", str(recipe_file), status=2)
 
 

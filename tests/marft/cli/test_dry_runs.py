@@ -13,7 +13,7 @@ from marft.cli.dry_run import check_setup
 from marft.config import parse_recipe
 from marft.config.recipe_checks import warn_idle_settings
 from marft.rollout.local_runner import LocalRolloutRunner
-from marft.trainer.train import report_notes
+from marft.trainer.train import log_warnings
 from tests.helpers import recipe
 
 REMOTE = {
@@ -78,14 +78,14 @@ def test_splits_that_training_does_not_need_may_be_empty(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("by", ["a dry run", "training"])
-def test_both_name_a_setting_that_does_nothing(by: str, tmp_path: Path) -> None:
+def test_both_name_a_setting_that_does_nothing(by: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     idle = ("--algorithm.kl_stop", "0.1", "--algorithm.epochs", "1", "--algorithm.minibatches", "1")
-    run, notes = parse_recipe(table_of(tmp_path), idle), list[str]()
-    if by == "a dry run":
-        notes += check_setup(run)
-    else:
-        report_notes(run, cast("Any", SimpleNamespace(slow_model_warnings=list)), notes.append)
-    assert [note for note in notes if "kl_stop" in note] == list(warn_idle_settings(run)) != []
+    run = parse_recipe(table_of(tmp_path), idle)
+    sentences = check_setup(run) if by == "a dry run" else caplog.messages
+    if by == "training":
+        log_warnings(run, cast("Any", SimpleNamespace(slow_model_warnings=list)))
+        sentences = caplog.messages
+    assert [text for text in sentences if "kl_stop" in text] == list(warn_idle_settings(run)) != []
 
 
 def add(a: int, b: int) -> int:

@@ -33,12 +33,12 @@ def test_it_says_where_evaluations_lie_and_of_a_run_where_its_report_is(
     recipe = written(tmp_path)
     assert command("eval", run.path, recipe, "--checkpoint", "base", *SHORT) == 0
     of_run, of_recipe = capsys.readouterr().out.splitlines()[-2:]
-    assert of_run == f"saved in {run.evaluations}; see {run.report}"
-    assert run.report.is_file()
+    assert of_run == f"saved in {run.evaluations}; see {run.report_path}"
+    assert run.report_path.is_file()
     kept = RunFolder(tmp_path / "runs" / "evaluated" / "test")
     assert of_recipe == f"saved in {kept.evaluations}"
     assert (kept.evaluations / "base-greedy.json").is_file()
-    assert not kept.report.exists()
+    assert not kept.report_path.exists()
 
 
 def test_what_no_report_shows_is_said_to_be_in_none(
@@ -72,10 +72,10 @@ def test_a_recipe_is_kept_with_its_evaluations_as_it_was_evaluated_last(tmp_path
     recipe, kept = written(tmp_path), RunFolder(tmp_path / "runs" / "evaluated" / "test")
     for seed in ("3", "4"):
         assert command("eval", recipe, *SHORT, "--seed", seed) == 0
-        assert tomllib.loads(kept.config.read_text(encoding="utf-8"))["seed"] == int(seed)
-    before = kept.config.stat().st_ino
+        assert tomllib.loads(kept.config_path.read_text(encoding="utf-8"))["seed"] == int(seed)
+    before = kept.config_path.stat().st_ino
     assert command("eval", recipe, *SHORT, "--seed", "4") == 0
-    assert kept.config.stat().st_ino == before, "the same is not written again"
+    assert kept.config_path.stat().st_ino == before, "the same is not written again"
 
 
 @pytest.mark.parametrize(("number", "goes_on"), [(errno.EROFS, True), (errno.EACCES, True), (errno.ENOSPC, False)])

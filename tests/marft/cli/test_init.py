@@ -166,7 +166,7 @@ class TestAnEnvironment:
         small = ("--training.steps", "2", "--rollout.tasks_per_step", "2")
         assert "trained 2 steps" in in_the_folder(folder, "marft", "train", "recipe.toml", *small)
         assert "3 passed" in in_the_folder(folder, "pytest", "-p", "no:cacheprovider")
-        assert "all passed" in in_the_folder(folder, "marft", "check-env", "recipe.toml", "--hold-ms", "200")
+        assert "all passed" in in_the_folder(folder, "marft", "check-env", "recipe.toml", "--max-blocking-ms", "200")
 
     @pytest.mark.parametrize(
         ("words", "message"),

@@ -26,8 +26,6 @@ from marft.evaluation.html_pages import render_page
 from marft.evaluation.report import write_report
 from marft.runs.episode_files import write_episodes
 from marft.runs.run_folder import RunFolder
-from marft.trainer.credit_audit import CreditAudit, CreditEstimate
-from marft.trainer.credit_report import action_table, agreement_table, audit_table, select_heatmaps, write_credit_report
 from tests.episodes import make_action
 from tests.helpers import settings, write_evaluation
 from tests.marft.evaluation.test_unknown_success import saved
@@ -61,12 +59,12 @@ def check(console: Console) -> None:
         assert one not in written
 
 
-def audit() -> CreditAudit:
-    episode = hostile_episode()
-    opinion = CreditEstimate(HOSTILE, [None], {}, {HOSTILE: 1.0}, critic=HOSTILE, notes=[HOSTILE])
-    return CreditAudit(
-        1, [episode], [[HOSTILE, HOSTILE]], [opinion, opinion], {(HOSTILE, HOSTILE): 1.0}, {(HOSTILE, HOSTILE): 1.0}
-    )
+def check_page(file: Path) -> None:
+    written = file.read_text()
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in written
+    assert "<script" not in written
+    assert "Content-Security-Policy" in written
+    assert not any(one in written for one in OBEYED)
 
 
 EVALUATION = saved(HOSTILE, [1.0, 2.0], [True])
@@ -75,9 +73,6 @@ SHOWN: dict[str, Any] = {
     "a styled text": lambda: Text(HOSTILE, style="bold"),
     "evaluations": lambda: evaluation_table([EVALUATION]),
     "a timeline": lambda: build_timeline(hostile_episode()),
-    "an audit": lambda: audit_table(audit()),
-    "agreement": lambda: agreement_table(audit()),
-    "actions": lambda: action_table(audit(), select_heatmaps(audit(), 1)),
     "reward terms": lambda: terms_table({HOSTILE: {"": 1.0, HOSTILE: 0.5}}),
 }
 
@@ -140,26 +135,21 @@ def test_the_graph_of_a_hostile_episode_is_a_picture_in_a_file_of_its_own_folder
 
 def test_pages_show_what_was_written_and_obey_nothing(tmp_path: Path) -> None:
     folder = RunFolder.create(settings("tiny", tmp_path))
-    episode = hostile_episode()
     example = {"observation": HOSTILE, "success": None, "reward": 1.0, "actions": [
         {"agent": HOSTILE, "step": 0, "calls": [HOSTILE], "text": HOSTILE}]}  # fmt: skip
     write_evaluation(folder, {**EVALUATION, "examples": [example]}, "x")
     write_evaluation(folder, {**EVALUATION, "checkpoint": "base", "examples": [example]}, "y")
-    folder.metrics.write_text('{"step": 1, "reward": 1.0, "agents/$\\\\bad{$<script>/kl": 0.5}\n')
+    folder.metrics_path.write_text('{"step": 1, "reward": 1.0, "agents/$\\\\bad{$<script>/kl": 0.5}\n')
     write_report(folder)
-    write_episodes(folder.episodes / "step_000001.parquet", [episode])
-    write_credit_report(tmp_path / "replay", HOSTILE, audit(), select_heatmaps(audit(), 1))
-    for file in (folder.report, tmp_path / "replay.html"):
-        written = file.read_text()
-        assert "&lt;script&gt;alert(1)&lt;/script&gt;" in written
-        assert "<script" not in written
-        assert "Content-Security-Policy" in written
-        assert not any(one in written for one in OBEYED)
+    check_page(folder.report_path)
 
 
-def test_a_text_that_is_endless_is_cut_on_a_page() -> None:
-    written = render_page("marft.trainer", "replay.html.jinja", title="x" * 20_000_000, audit=audit(), titles=[], rows=[], agreement=[],
-                   names=[], notes=[], pictures=[], outcome=str)  # fmt: skip
+def test_a_text_that_is_endless_is_cut_on_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "endless_page").mkdir()
+    (tmp_path / "endless_page" / "__init__.py").touch()
+    (tmp_path / "endless_page" / "page.html.jinja").write_text("<title>{{ title }}</title>")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    written = render_page("endless_page", "page.html.jinja", title="x" * 20_000_000)
     assert len(written) < 1_000_000
     assert "19,800,000 more characters" in written
 

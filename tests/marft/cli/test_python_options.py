@@ -44,7 +44,9 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What training is asked for; it does nothing."""
     asked: list[dict[str, Any]] = []
     monkeypatch.setattr("marft.trainer.train.train", lambda run, folder, **rest: asked.append({"run": run, **rest}))
-    monkeypatch.setattr("marft.evaluation.report.write_report", lambda folder: folder.report.write_text("a report"))
+    monkeypatch.setattr(
+        "marft.evaluation.report.write_report", lambda folder: folder.report_path.write_text("a report")
+    )
     return asked
 
 
@@ -64,7 +66,7 @@ def test_what_is_found_of_a_run_is_saved_in_its_folder(tmp_path: Path, evaluated
     marft.load_run(folder.path).evaluate(checkpoints=["best"])
     assert [names for _, names, *_ in evaluated] == [["base", "last"], ["best"]]
     assert all(keeping is not None for keeping in kept)
-    marft.evaluate(folder.path, again=True)
+    marft.evaluate(folder.path, rerun=True)
     assert kept == [
         StorageOptions(folder.evaluations),
         StorageOptions(folder.evaluations),
@@ -110,7 +112,7 @@ class TestTraining:
             "resume": False, "start_from": Path("a/checkpoint"), "overwrite": True, "callbacks": [watching],
         }  # fmt: skip
         assert run.given == (board,)
-        assert run.folder.report.read_text() == "a report"
+        assert run.folder.report_path.read_text() == "a report"
         marft.train(tmp_path / "test", resume=True)
         assert (trained[1]["resume"], trained[1]["start_from"]) == (True, None)
         (callback,) = trained[1]["callbacks"]
@@ -125,7 +127,7 @@ class TestTraining:
             marft.train(recipe(output=tmp_path, policies=frozen))
         with pytest.raises(ValueError, match="no run at"):
             marft.train(recipe(output=tmp_path), resume=True)
-        folder_of(tmp_path).metrics.write_text('{"step": 1}\n')
+        folder_of(tmp_path).metrics_path.write_text('{"step": 1}\n')
         with pytest.raises(ValueError, match="holds a run already"):
             marft.train(recipe(output=tmp_path))
         assert not trained

@@ -60,7 +60,7 @@ def record(folder: RunFolder, step: int, episodes: Sequence[Episode]) -> None:
 def forget_the_model(folder: RunFolder, **changes: object) -> None:
     """A recipe that names parts that are not there any more."""
     table = recipe("/no/model/here", environment={"name": "gone.for_good:Environment"}, **changes)
-    folder.config.write_text(tomli_w.dumps(table))
+    folder.config_path.write_text(tomli_w.dumps(table))
 
 
 class TestTheCommand:
@@ -199,10 +199,10 @@ class TestTheParts:
         assert recorded.decode_prompt(make_action()) is None
 
     def test_a_remote_agents_prompt_is_in_the_tokens_of_its_reader(self, folder: RunFolder) -> None:
-        table = tomllib.loads(folder.config.read_text())
+        table = tomllib.loads(folder.config_path.read_text())
         table["models"]["far"] = {"path": "gpt-x", "endpoint": {"url": "http://127.0.0.1", "local_model": ""}}
         table["policies"]["reasoner"]["model"] = "far"
-        folder.config.write_text(tomli_w.dumps(table))
-        recorded = PromptDecoder(folder.config)
+        folder.config_path.write_text(tomli_w.dumps(table))
+        recorded = PromptDecoder(folder.config_path)
         for role in ("reasoner", "actor"):
             assert recorded.decode_prompt(make_action(role)) is not None

@@ -133,15 +133,15 @@ def test_every_line_that_moves_fits_the_terminal(width: int) -> None:
 def test_what_a_run_will_take_is_told_by_its_last_steps_and_not_for_sure_by_few() -> None:
     eta = TimeEstimate()
     eta.update(0.0)
-    assert math.isnan(eta.seconds(10, 5.0))
+    assert math.isnan(eta.remaining_seconds(10, 5.0))
     eta.update(100.0)  # the first one is slow
     assert eta.format(10, 100.0) == "perhaps 16:40 left"
     for step in range(1, 30):
         eta.update(100.0 + 2.0 * step)
     assert eta.format(10, 158.0) == "0:20 left"
-    assert eta.seconds(10, 159.0) == 19.0
-    assert eta.seconds(10, 1000.0) == 18.0  # a step that hangs is not the run's last
-    assert eta.seconds(0, 1000.0) == 0.0
+    assert eta.remaining_seconds(10, 159.0) == 19.0
+    assert eta.remaining_seconds(10, 1000.0) == 18.0  # a step that hangs is not the run's last
+    assert eta.remaining_seconds(0, 1000.0) == 0.0
 
 
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=300), st.integers(1, 60))

@@ -127,7 +127,7 @@ def test_a_batchs_metrics_are_of_what_could_be_scored_and_add_up_by_hand() -> No
         "episodes_timed_out": 2, "episodes_dropped": 3, "environment_steps": 4, "rewards/right": 1.5,
         "agents/a/rewards/short": 0.375, "agents/a/own_reward": 0.375, "agents/b/own_reward": 0.0, "actions": 3,
         "action_length": (2 + 0 + 2) / 3, "truncation_rate": 1 / 3, "prompt_tokens": 3, "truncated_tokens": 5,
-        "prompt_resets": 2, "gateway/segments/edited": 1, "agents/a/prompt_resets": 1, "agents/b/prompt_resets": 1, "tool_rate": 1 / 3, "tool_calls": 2,
+        "prompt_resets": 2, "gateway/segments/edited": 1, "agents/a/prompt_resets": 1, "agents/b/prompt_resets": 1, "tool_use_rate": 1 / 3, "tool_calls": 2,
         "tool_errors": 1, "tool_tokens": 2, "tool_seconds": 2.0, "agents/a/policy_lag": 4,
     }  # fmt: skip
     assert {name: metrics.get(name) for name in expected} == pytest.approx(expected)
@@ -208,10 +208,10 @@ def test_what_was_asked_of_helpers_is_counted_where_anything_was() -> None:
     def found(*actions: Action) -> dict[str, float]:
         metrics = episode_metrics([Episode(Task("t", "?"), "s", 0, actions, "terminated", ())], (), lambda _: 0)
         return {
-            name: metrics[name] for name in ("helper_call_rate", "helper_calls", "helper_tokens") if name in metrics
+            name: metrics[name] for name in ("helper_call_rate", "helper_calls", "teammate_tokens") if name in metrics
         }
 
-    assert found(*actions) == {"helper_call_rate": 0.25, "helper_calls": 2, "helper_tokens": 2}
+    assert found(*actions) == {"helper_call_rate": 0.25, "helper_calls": 2, "teammate_tokens": 2}
     assert found(*actions[1:]) == {}
 
 

@@ -85,7 +85,7 @@ def test_no_file_of_a_run_holds_what_was_echoed(tmp_path: Path, monkeypatch: pyt
     for file in folder.path.rglob("*"):
         if file.is_file():
             assert holds_a_secret(file.read_bytes().decode("latin-1")) == [], file
-    assert load_recipe(folder.config).models["teacher"].endpoint == run.models["teacher"].endpoint
+    assert load_recipe(folder.config_path).models["teacher"].endpoint == run.models["teacher"].endpoint
 
 
 def test_no_judges_cache_holds_what_was_echoed(tmp_path: Path) -> None:

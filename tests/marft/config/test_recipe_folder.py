@@ -49,7 +49,7 @@ def test_a_recipe_is_read_from_anywhere_and_so_is_its_run(file: Path, tmp_path: 
     assert "the first is rows/0" in done.stdout
     assert str(file.parent / "rows.csv") in done.stdout
     run = RunFolder.create(load_recipe(file))
-    again = dry_run(run.config, elsewhere)
+    again = dry_run(run.config_path, elsewhere)
     assert again.returncode == 0, again.stderr
     assert again.stdout == done.stdout
 

@@ -20,7 +20,7 @@ from marft.envs.math import Math
 from marft.envs.reasoning_gym import ReasoningGym
 from marft.envs.splits import assign_split
 from marft.rewards.grader import Grader, GradingError
-from marft.rewards.math_answers import equal
+from marft.rewards.math_answers import matches_gold
 from tests.conftest import SHARED_DATA
 from tests.episodes import make_action
 from tests.helpers import CHAIN_SUM
@@ -152,11 +152,11 @@ class TestGrading:
 
     @pytest.mark.parametrize(("gold", "written"), RIGHT)
     def test_equal_answers_are_accepted(self, gold: str, written: str) -> None:
-        assert equal(gold, written)
+        assert matches_gold(gold, written)
 
     @pytest.mark.parametrize(("gold", "written"), WRONG)
     def test_different_answers_are_rejected(self, gold: str, written: str) -> None:
-        assert not equal(gold, written)
+        assert not matches_gold(gold, written)
 
     @BY_NIGHT
     @pytest.mark.slow
@@ -170,30 +170,30 @@ class TestGrading:
         golds = [gold for gold in golds if gold.strip()]
         assert len(golds) == 7498
         for gold in golds[part::8]:
-            assert equal(gold, f"So we get \\boxed{{{gold}}}."), gold
-            assert equal(gold, f"${gold}$"), gold
-            assert equal(gold, f"The answer is {gold}"), gold
+            assert matches_gold(gold, f"So we get \\boxed{{{gold}}}."), gold
+            assert matches_gold(gold, f"${gold}$"), gold
+            assert matches_gold(gold, f"The answer is {gold}"), gold
 
     @BY_NIGHT
     @pytest.mark.slow
     def test_an_answer_that_takes_forever_is_not_graded_and_the_next_one_is(self, grader: Grader) -> None:
         began = time.perf_counter()
         with pytest.raises(GradingError, match="took over 2 s"):
-            grader.equal("5", r"\boxed{1000000!}")
+            grader.matches_gold("5", r"\boxed{1000000!}")
         assert time.perf_counter() - began < 4
-        assert grader.equal("5", r"\boxed{5}")
+        assert grader.matches_gold("5", r"\boxed{5}")
 
     @BY_NIGHT
     def test_an_answer_that_kills_the_process_is_not_graded_and_the_next_one_is(self, grader: Grader) -> None:
         grader.close()
         before = descendants(os.getpid())
-        assert grader.equal("5", r"\boxed{5}")
+        assert grader.matches_gold("5", r"\boxed{5}")
         (process,) = descendants(os.getpid()).keys() - before.keys()
         os.kill(process, signal.SIGSTOP)
         threading.Timer(0.2, os.kill, (process, signal.SIGKILL)).start()  # in the middle of the next answer
         with pytest.raises(GradingError):
-            grader.equal("5", r"\boxed{5}")
-        assert grader.equal("5", r"\boxed{5}")
+            grader.matches_gold("5", r"\boxed{5}")
+        assert grader.matches_gold("5", r"\boxed{5}")
 
 
 class TestMath:

@@ -19,7 +19,7 @@ from marft.config.paths import RECIPE_FOLDER
 from marft.envs.graded_sessions import Grade, RevisionSession
 from marft.envs.math import Math
 from marft.evaluation.cohorts import collect_fields, group_tasks_by_field
-from marft.rewards.math_answers import equal
+from marft.rewards.math_answers import matches_gold
 from tests.episodes import make_action
 
 SPLITS = ("train", "validation", "test")
@@ -158,7 +158,7 @@ class TestOlympiadBench:
     def grade(self, tmp_path: Path, said: str, **cells: Any) -> bool:
         task = self.task(tmp_path, **cells)
         assert task is not None
-        return equal(task.data["answer"], rf"\boxed{{{said}}}", task.data.get("tolerances", []))
+        return matches_gold(task.data["answer"], rf"\boxed{{{said}}}", task.data.get("tolerances", []))
 
     def test_several_answers_are_all_to_be_given_in_any_order(self, tmp_path: Path) -> None:
         several = {"final_answer": ["$2,-5$"], "is_multiple_answer": True}
@@ -255,8 +255,8 @@ class TestRevising:
 
 def test_an_environment_says_how_many_steps_it_has(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", [{"problem": "1?", "answer": "1"}])
-    assert Math(path=path).episode_limit == 1
+    assert Math(path=path).max_episode_steps == 1
     environment = Math(path=path, max_steps=3)
-    assert environment.episode_limit == 3
+    assert environment.max_episode_steps == 3
     assert isinstance(environment.start(only(environment), 0), RevisionSession)
-    assert load_recipe("math_revised").environment.episode_limit == 2
+    assert load_recipe("math_revised").environment.max_episode_steps == 2

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marft.common.atomic import digest_of_json
 from marft.evaluation.comparison import compare_evaluations
 from marft.evaluation.tool_definitions import (
     collect_definitions,
@@ -18,7 +19,6 @@ from marft.evaluation.tool_definitions import (
     diff_definitions,
     write_definitions,
 )
-from marft.runs.state import digest_of_table
 from tests.suites import saved
 from tests.tool_games import says, with_tools
 
@@ -56,7 +56,7 @@ def test_definitions_have_the_same_fingerprint_just_where_nothing_changed(data: 
     tools = [{"description": text, "parameters": schema} for text in "xy" for schema in ({}, {"p": 1}, {"p": {"q": 2}})]
     roles = [{"a": {"t": one}} for one in tools] + [{"b": {"t": tools[0]}}, {"a": {"u": tools[0]}}, {}]
     one, two = data.draw(st.sampled_from(roles)), data.draw(st.sampled_from(roles))
-    assert (digest_of_table(one) == digest_of_table(two)) is (not diff_definitions(one, two)) is (one == two)
+    assert (digest_of_json(one) == digest_of_json(two)) is (not diff_definitions(one, two)) is (one == two)
     assert diff_definitions(one, json.loads(json.dumps(one))) == []
     assert len(diff_definitions(one, two)) == len(diff_definitions(two, one))
 

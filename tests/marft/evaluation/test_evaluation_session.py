@@ -82,14 +82,14 @@ def test_what_a_model_is_known_by_is_not_remembered_for_files_that_came_while_it
     model = Path(shutil.copytree(bundled_models()["tiny"], tmp_path / "model"))
     for path in model.iterdir():
         os.utime(path, (1, 1))
-    open_rollouts = rollouts_here.open_rollouts
+    open_rollout_runner = rollouts_here.open_rollout_runner
 
     def slowly(run: RunSettings) -> Any:
-        rollouts = open_rollouts(run)
+        rollouts = open_rollout_runner(run)
         os.utime(model / "config.json", (2, 2))
         return rollouts
 
-    monkeypatch.setattr(rollouts_here, "open_rollouts", slowly)
+    monkeypatch.setattr(rollouts_here, "open_rollout_runner", slowly)
     run = lengths(tmp_path, models={"base": {"path": str(model)}})
     found(run, None, attempts=1)
     assert load_digests(run, list_model_files(run)) is None

@@ -63,7 +63,7 @@ def planted(seed: int, **series: Callable[[int, float], float]) -> Rows:
 
 def raised(rows: Rows, **settings: Any) -> dict[str, int]:
     """The first step in which each guard is raised."""
-    watch, first = GuardMonitor(GuardSettings(**settings), (), lambda _: None), dict[str, int]()
+    watch, first = GuardMonitor(GuardSettings(**settings), ()), dict[str, int]()
     for row in rows:
         for name in watch.check(row).alerts:
             first.setdefault(name, row["step"])
@@ -145,22 +145,26 @@ def test_it_is_said_once_as_long_as_it_lasts_with_name_step_and_remedy() -> None
 
 
 def test_what_is_raised_is_a_metric_of_that_step_alone() -> None:
-    watch = GuardMonitor(GuardSettings(), (), lambda _: None)
+    watch = GuardMonitor(GuardSettings(), ())
     metrics = [watch.check(row).metrics() for row in planted(0, kl=lambda *_: 0.3)]
     assert metrics == [{}] * 34 + [{"guards/kl": 1.0}] * 26
     assert require_metric("guards/kl").label == "guard"
 
 
+def adding_to(said: list[str]) -> Callable[[int, str, str], None]:
+    return lambda step, _, text: said.append(f"step {step}: {text}")
+
+
 def logged(rows: Iterable[dict[str, Any]], settings: GuardSettings) -> tuple[Rows, list[str]]:
     """What a run that goes back would write, and what it would say."""
     said: list[str] = []
-    watch, log = GuardMonitor(settings, (), said.append), Rows()
+    watch, log = GuardMonitor(settings, (), adding_to(said)), Rows()
     for row in rows:
         found = watch.check(row)
         log.append({**row, **found.metrics()})
         if (well := found.last_good_step()) is not None:
             log[-1][ROLLBACK_KEY] = float(well)
-            watch.roll_back(well)
+            said.append(watch.roll_back(well))
     return log, said
 
 
@@ -173,13 +177,13 @@ def test_a_log_tells_again_what_was_said_and_goes_on_from_any_row_as_if_it_had_n
     assert len(said) == 4
     for cut in some(range(len(log))):
         again = list[str]()
-        watch = GuardMonitor(settings, log[:cut], again.append)
+        watch = GuardMonitor(settings, log[:cut], adding_to(again))
         for row in log[cut:]:
             found = watch.check({name: value for name, value in row.items() if not name.startswith("guards/")})
             assert found.metrics().items() <= row.items()
             assert bool(found.alerts) == any(name.startswith("guards/") for name in row)
             if ROLLBACK_KEY in row:
-                watch.roll_back(int(row[ROLLBACK_KEY]))
+                again.append(watch.roll_back(int(row[ROLLBACK_KEY])))
         assert again == said[len(said) - len(again) :]
 
 
@@ -188,7 +192,7 @@ def test_a_collapse_says_when_all_was_well() -> None:
         (planted(0, kl=lambda *_: 0.3), 30),
         (planted(0, entropy=lambda *_: 2.0), 30),
     ):
-        watch = GuardMonitor(GuardSettings(), (), lambda _: None)
+        watch = GuardMonitor(GuardSettings(), ())
         assert next(found.last_good_step() for row in rows if (found := watch.check(row)).alerts) == well
 
 
@@ -333,12 +337,12 @@ def test_a_term_of_an_agent_that_pays_while_nothing_is_solved_is_told_of_by_both
 
 @pytest.mark.parametrize(("moved", "factor"), [(0.1, 0.1), (0.4, 0.05), (10.0, 0.01)])
 def test_rates_are_cooled_by_the_root_of_how_far_a_step_moved(moved: float, factor: float) -> None:
-    watch = GuardMonitor(GuardSettings(), planted(0, kl=lambda *_: moved), lambda _: None)
+    watch = GuardMonitor(GuardSettings(), planted(0, kl=lambda *_: moved))
     assert watch.learning_rate_factor() == pytest.approx(factor)
 
 
 def test_where_no_kl_was_measured_rates_are_cooled_as_the_recipe_says() -> None:
-    assert GuardMonitor(GuardSettings(), [{"step": 1, "reward": 1.0}], lambda _: None).learning_rate_factor() == 0.1
+    assert GuardMonitor(GuardSettings(), [{"step": 1, "reward": 1.0}]).learning_rate_factor() == 0.1
 
 
 def test_thresholds_may_change_in_a_run_that_only_speaks_of_collapses_and_not_in_one_that_goes_back() -> None:
@@ -353,7 +357,7 @@ def test_thresholds_may_change_in_a_run_that_only_speaks_of_collapses_and_not_in
 
 def test_gaming_is_no_collapse() -> None:
     rows = gamed(0, **{"rewards/format": lambda *_: 9.0})
-    watch = GuardMonitor(GuardSettings(), (), lambda _: None)
+    watch = GuardMonitor(GuardSettings(), ())
     found = [watch.check(row) for row in rows]
     assert any(it.alerts for it in found)
     assert all(it.last_good_step() is None for it in found)

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from marft.agents.game import Attempt
 from marft.common import atomic
+from marft.common.atomic import digest_of_json
 from marft.common.types import JointAction, Observation, Step, Task
 from marft.config import RunSettings
 from marft.config.interfaces.environment import Environment
@@ -27,7 +28,7 @@ from marft.evaluation.intervals import wilson_interval
 from marft.evaluation.ratios import Ratio, clustered_interval, compute_pass_ratios
 from marft.evaluation.scenarios import ScenarioSet
 from marft.evaluation.session import EvaluationPlan, StorageOptions, evaluate_checkpoints
-from marft.evaluation.store import EvaluationStore, digest_inputs, play_attempts
+from marft.evaluation.store import EvaluationStore, play_attempts
 from marft.evaluation.transcripts import MAX_EXAMPLES
 from marft.rollout import local_runner as rollouts_here
 from marft.rollout.runner import RolloutRunner
@@ -110,10 +111,10 @@ def said(one: Evaluation) -> dict[str, Any]:
 def plays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many episodes each call to play was asked for."""
     asked: list[int] = []
-    open_rollouts: Callable[[RunSettings], Any] = rollouts_here.open_rollouts
+    open_rollout_runner: Callable[[RunSettings], Any] = rollouts_here.open_rollout_runner
 
     def opened(run: RunSettings) -> RolloutRunner:
-        rollouts = open_rollouts(run)
+        rollouts = open_rollout_runner(run)
         play = rollouts.play
 
         def counted(attempts: Any, *rest: Any) -> Any:
@@ -126,7 +127,7 @@ def plays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return rollouts  # type: ignore[no-any-return]
 
     stop_at: dict[str, int] = {}
-    monkeypatch.setattr(rollouts_here, "open_rollouts", opened)
+    monkeypatch.setattr(rollouts_here, "open_rollout_runner", opened)
     monkeypatch.setattr(sys.modules[__name__], "STOP", stop_at, raising=False)
     return asked
 
@@ -162,7 +163,7 @@ def test_what_was_played_is_read_and_what_was_stopped_goes_on_to_the_same(tmp_pa
 
 def test_parts_are_kept_for_the_same_question_alone_and_not_where_it_is_asked_again(tmp_path: Path) -> None:
     def begin(key: str, again: bool = False) -> Path:
-        place = EvaluationStore(tmp_path, "base-greedy", key, print)
+        place = EvaluationStore(tmp_path, "base-greedy", key)
         place.prepare(again)
         return place.parts_folder / "part_000000.parquet"
 
@@ -174,7 +175,7 @@ def test_parts_are_kept_for_the_same_question_alone_and_not_where_it_is_asked_ag
 
 
 def test_parts_whose_key_cannot_be_read_are_played_anew(tmp_path: Path) -> None:
-    place = EvaluationStore(tmp_path, "base-greedy", "one", print)
+    place = EvaluationStore(tmp_path, "base-greedy", "one")
     place.prepare(overwrite=False)
     (place.parts_folder / "part_000000.parquet").touch()
     (place.parts_folder / "key.json").write_text("{")
@@ -182,9 +183,11 @@ def test_parts_whose_key_cannot_be_read_are_played_anew(tmp_path: Path) -> None:
     assert [path.name for path in place.parts_folder.iterdir()] == ["key.json"]
 
 
-def test_a_part_is_read_for_the_episodes_that_it_holds_and_each_of_them_is_told_of(tmp_path: Path) -> None:
-    notes, told = list[str](), list[str]()
-    place = EvaluationStore(tmp_path, "base-greedy", "one", notes.append)
+def test_a_part_is_read_for_the_episodes_that_it_holds_and_each_of_them_is_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = list[str]()
+    place = EvaluationStore(tmp_path, "base-greedy", "one")
     place.prepare(overwrite=False)
     episodes = [recorded(1, number) for number in range(3)]
     asked = [Attempt(Task(e.task.id, "the whole task", 7), e.stream, e.sample) for e in episodes]
@@ -194,13 +197,13 @@ def test_a_part_is_read_for_the_episodes_that_it_holds_and_each_of_them_is_told_
     assert told == ["one"] * 3
     for other in (asked[:2], [*asked[:2], replace(asked[2], sample=9)], [*asked, asked[0]]):
         assert place.read_part(0, other) is None
-    assert len(notes) == 3
-    assert all("its episodes are played anew" in note for note in notes)
+    assert len(caplog.messages) == 3
+    assert all("its episodes are played anew" in message for message in caplog.messages)
 
 
 def test_a_key_is_of_what_is_asked_and_not_of_the_order_in_which_it_is_written() -> None:
-    assert digest_inputs({"a": 1, "b": Path("x")}) == digest_inputs({"b": Path("x"), "a": 1})
-    assert digest_inputs({"a": Path("x")}) != digest_inputs({"a": Path("y")})
+    assert digest_of_json({"a": 1, "b": Path("x")}) == digest_of_json({"b": Path("x"), "a": 1})
+    assert digest_of_json({"a": Path("x")}) != digest_of_json({"a": Path("y")})
 
 
 def test_every_part_is_played_by_an_engine_that_remembers_none_before_it() -> None:
@@ -236,15 +239,17 @@ def test_another_question_is_another_evaluation(tmp_path: Path, plays: list[int]
 @pytest.mark.parametrize(
     ("file", "damage"), [("base-sampled.parquet", b"PAR1 nothing"), ("base-sampled.json", b""), ("base-sampled.json", b"[]")]
 )  # fmt: skip
-def test_what_is_damaged_is_named_and_played_anew(tmp_path: Path, plays: list[int], file: str, damage: bytes) -> None:
-    run, kept, notes = lengths(tmp_path), tmp_path / "evaluations", list[str]()
+def test_what_is_damaged_is_named_and_played_anew(
+    tmp_path: Path, plays: list[int], file: str, damage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, kept = lengths(tmp_path), tmp_path / "evaluations"
     (before,) = found(run, kept, attempts=1)
     (kept / file).write_bytes(damage)
     plays.clear()
-    (after,) = found(run, kept, attempts=1, note=notes.append)
+    (after,) = found(run, kept, attempts=1)
     assert plays == [4, 1]
-    assert len(notes) == 1
-    assert "base-sampled.json is not whole" in notes[0]
+    (message,) = caplog.messages
+    assert "base-sampled.json is not whole" in message
     assert said(before) == said(after)
 
 
@@ -269,17 +274,19 @@ def test_what_is_cut_short_between_its_episodes_and_what_they_come_to_is_not_tak
     assert said(found(other, kept)[0]) == said(found(other, None)[0]) != said(before)
 
 
-def test_a_damaged_part_is_named_and_it_alone_is_played_anew(tmp_path: Path, plays: list[int]) -> None:
-    run, kept, notes = lengths(tmp_path), tmp_path / "evaluations", list[str]()
+def test_a_damaged_part_is_named_and_it_alone_is_played_anew(
+    tmp_path: Path, plays: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    run, kept = lengths(tmp_path), tmp_path / "evaluations"
     STOP["part"] = 3
     with pytest.raises(KeyboardInterrupt):
         found(run, kept)
     STOP.clear(), plays.clear()
     part = kept / "base-sampled.parts" / "part_000000.parquet"
     part.write_bytes(part.read_bytes()[:-100])
-    found(run, kept, note=notes.append)
+    found(run, kept)
     assert plays == [4, 2]
-    assert [note for note in notes if "part_000000.parquet is damaged" in note] == notes != []
+    assert [text for text in caplog.messages if "part_000000.parquet is damaged" in text] == caplog.messages != []
 
 
 def test_two_processes_do_not_evaluate_in_one_folder(tmp_path: Path) -> None:

@@ -30,20 +30,23 @@ def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def load(_: object) -> None:
         raise AssertionError("models were loaded")
 
-    return lambda: monkeypatch.setattr(rollouts_here, "open_rollouts", load)
+    return lambda: monkeypatch.setattr(rollouts_here, "open_rollout_runner", load)
 
 
 def test_where_all_is_kept_no_model_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_is_loaded: Callable[[], None]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    nothing_is_loaded: Callable[[], None],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    run, kept, notes = lengths(tmp_path), tmp_path / "evaluations", list[str]()
+    run, kept = lengths(tmp_path), tmp_path / "evaluations"
     first = found(run, kept, shuffled=True)
     nothing_is_loaded()
-    again = found(run, kept, shuffled=True, note=notes.append)
+    again = found(run, kept, shuffled=True)
     assert [said(one) for one in again] == [said(one) for one in first]
     assert [one.key for one in again] == [one.key for one in first]
-    assert notes == ["2 of 2 evaluations were kept from before; --rerun plays them anew"]
+    assert caplog.messages == ["2 of 2 evaluations were kept from before; --rerun plays them anew"]
     for other in ({"attempts": 3}, {"again": True}, {"run": lengths(tmp_path, "--seed", "9")}):
         with pytest.raises(AssertionError, match="were loaded"):
             found(**{"run": run, "folder": kept, "shuffled": True, **other})
@@ -150,14 +153,12 @@ def test_episodes_that_another_process_has_put_there_meanwhile_are_not_taken_for
     run, kept = lengths(tmp_path), tmp_path / "evaluations"
     (first,) = found(run, kept)
     attempts = build_attempts([*run.environment.tasks("test")], 2, "sampled")
-    place = EvaluationStore(kept, "base-sampled", first.key, lambda _: None)
+    place = EvaluationStore(kept, "base-sampled", first.key)
     assert place.read_episodes(attempts)
     read = store.read_episodes
 
     def slowly(path: Path) -> Any:
-        EvaluationStore(kept, "base-sampled", "other", lambda _: None).finish(
-            read(path), {**first.as_json(), "key": "other"}
-        )
+        EvaluationStore(kept, "base-sampled", "other").finish(read(path), {**first.as_json(), "key": "other"})
         return read(path)
 
     monkeypatch.setattr(store, "read_episodes", slowly)

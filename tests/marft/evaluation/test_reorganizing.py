@@ -34,7 +34,7 @@ EDGES = st.sets(st.tuples(st.sampled_from(ROLES), st.sampled_from(ROLES)), max_s
 LEARNS_WITH = {
     "consulting": {"helpers": {"verify": {"policy": "judge"}}, "agents": ["b"], "anneal_end": 9},
     "prompt_optimization": {"proposer": {"name": "gradient", "policy": "judge"}, "agents": ["b"]},
-    "dyna": {"reads": ["b"]},
+    "dyna": {"input_roles": ["b"]},
 }
 
 
@@ -130,12 +130,12 @@ def test_tools_and_models_that_nobody_uses_any_more_are_left_out_and_readers_of_
 
 
 def test_what_agents_read_of_each_other_is_that_of_the_new_team() -> None:
-    run = chain("a", "b", channel={"name": "truncated", "words": 7})
-    into = TeamChange("short", {"channel": {"name": "truncated", "words": 3}})
+    run = chain("a", "b", channel={"name": "truncated", "max_words": 7})
+    into = TeamChange("short", {"channel": {"name": "truncated", "max_words": 3}})
     assert apply_team_change(run, TeamChange("one", {"agents": seats("a")})).channel == run.channel
     found = apply_team_change(run, into)
-    assert found.channel.model_dump() == {**run.channel.model_dump(), "words": 3}
-    assert describe_team_change(run, found, into)["channel"]["words"] == 3
+    assert found.channel.model_dump() == {**run.channel.model_dump(), "max_words": 3}
+    assert describe_team_change(run, found, into)["channel"]["max_words"] == 3
 
 
 def test_what_was_given_in_python_is_there_in_the_other_team() -> None:

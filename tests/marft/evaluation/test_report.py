@@ -40,9 +40,9 @@ def rows(**metrics: Sequence[float | None]) -> list[Mapping[str, Any]]:
 
 
 def page_of(folder: RunFolder, metrics: Sequence[Mapping[str, Any]]) -> str:
-    folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in metrics))
+    folder.metrics_path.write_text("".join(json.dumps(row) + "\n" for row in metrics))
     write_report(folder)
-    return folder.report.read_text()
+    return folder.report_path.read_text()
 
 
 def episode(task: str, reward: float = 1.0, **changes: Any) -> Episode:
@@ -224,7 +224,7 @@ def test_a_run_that_was_not_evaluated_is_named_and_not_left_out_in_silence(
     report(first.path, [second.path])
     problem = f"{second.path} has no evaluated checkpoint; run:  marft eval {second.path}"
     assert f"not shown: {problem}" in capsys.readouterr().out
-    assert f"Not shown: {problem}" in first.report.read_text()
+    assert f"Not shown: {problem}" in first.report_path.read_text()
 
 
 def test_what_guards_have_seen_is_said_on_the_page(tmp_path: Path) -> None:
@@ -317,12 +317,12 @@ def test_forty_runs_have_a_line_each_and_a_legend_below_them(tmp_path: Path) -> 
             "tiny", tmp_path / str(number // 39), name="twin" if number >= 38 else f"run-{number:02}-{'x' * 40}"
         )
         folder = RunFolder.create(run)
-        folder.metrics.write_text(
+        folder.metrics_path.write_text(
             "".join(json.dumps({"step": n, "reward": n * number / 9, "accuracy": None}) + "\n" for n in (1, 2))
         )
         folders.append(folder)
     write_report(folders[0], folders[1:])
-    beside = folders[0].report.read_text().partition("Beside other runs")[2].partition("<h2>")[0]
+    beside = folders[0].report_path.read_text().partition("Beside other runs")[2].partition("<h2>")[0]
     assert beside.count("<figure>") == 1  # accuracy is not known
     colours = re.findall(
         r'<path d="[^"]*" clip-path[^>]*style="fill: none; stroke(?:-dasharray: [^;]*; stroke-dashoffset: 0; stroke)?: (#[0-9a-f]{6})',

@@ -156,7 +156,7 @@ def test_where_no_success_is_known_rewards_lead_in_the_comparison_and_the_report
     assert "accuracy" not in text
     assert "+1.500" in text
     write_report(folder)
-    page = folder.report.read_text()
+    page = folder.report_path.read_text()
     assert "reward before" in page
     assert "accuracy before" not in page
     assert "<b>2.000</b>" in page

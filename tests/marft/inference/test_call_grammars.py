@@ -106,7 +106,9 @@ class TestForced:
 
     def test_one_call_where_parallel_ones_are_off(self, name: str) -> None:
         for seed in range(4):
-            found, _ = calls(named(name), Chat(ASK, (ADD,), constraint=Constraint("call", parallel=False)), seed)
+            found, _ = calls(
+                named(name), Chat(ASK, (ADD,), constraint=Constraint("call", allow_parallel_calls=False)), seed
+            )
             assert len(found) == 1
 
     def test_json_or_a_call_where_tools_may_be_used(self, name: str) -> None:

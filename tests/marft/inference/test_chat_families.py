@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from marft.agents.prompt_messages import ChatMessage, NotExact, TruncationPolicy
+from marft.agents.prompt_messages import ChatMessage, InexactContinuation, TruncationPolicy
 from marft.common.types import AgentProfile, TokenIds, Tool, ToolCall
 from marft.config.interfaces.channel import Message
 from marft.config.models import ModelSettings
@@ -94,7 +94,7 @@ def test_a_system_message_after_the_question_is_shown_before_the_turn_that_it_ca
         assert text.count("Be careful.") == 1
     found = encode_new_messages(format, np.array(sampled(name), np.int32), [SYSTEM, USER, late, said(name)], [SURE])
     if not FAMILIES[name].rewrites:
-        assert not isinstance(found, NotExact), found.reason
+        assert not isinstance(found, InexactContinuation), found.reason
 
 
 @EACH
@@ -103,7 +103,7 @@ def test_a_turn_ends_with_what_its_template_ends_it_with_and_all_that_is_declare
     ends = format.tokenizer.convert_ids_to_tokens(list(format.stop_ids))
     assert ends[0] == family.special[0]
     assert {*family.declared, family.eos or ends[0]} <= {*ends}
-    option = ChatRenderer({"p": format}).option("p", "yes")
+    option = ChatRenderer({"p": format}).tokenize_option("p", "yes")
     assert option[-1] == format.stop_ids[0]
 
 
@@ -114,10 +114,10 @@ def test_what_was_sampled_stays_in_the_next_prompt_or_that_is_rendered_anew_with
     turn = np.array([*prompt, *sampled(name)], np.int32)
     found = encode_new_messages(format, turn, [SYSTEM, USER, said(name)], [SURE])
     if family.rewrites:
-        assert isinstance(found, NotExact)
+        assert isinstance(found, InexactContinuation)
         assert family.rewrites in found.reason
     else:
-        assert not isinstance(found, NotExact), found.reason
+        assert not isinstance(found, InexactContinuation), found.reason
         whole = tokenize_messages(format, [SYSTEM, USER, said(name), SURE]).tolist()
         assert [*turn, *found] == whole
         assert check_continuation(format) is None
@@ -125,7 +125,7 @@ def test_what_was_sampled_stays_in_the_next_prompt_or_that_is_rendered_anew_with
 
 def test_a_chat_that_a_template_ends_once_more_is_not_rewritten_by_what_follows() -> None:
     phi = format_of("phi3")
-    assert render_text(phi, [USER, said("phi3")], begin=False).endswith("<|end|>\n<|endoftext|>")
+    assert render_text(phi, [USER, said("phi3")], add_generation_prompt=False).endswith("<|end|>\n<|endoftext|>")
     assert check_history(phi, [USER, said("phi3")], [SURE], ()) is None
 
 
@@ -144,8 +144,8 @@ def test_a_turn_that_was_cut_short_is_ended_as_its_template_ends_one(name: str) 
     whole, cut = (
         encode_new_messages(format, np.array(sampled(name)[:end], np.int32), chat, [SURE]) for end in (None, -1)
     )
-    assert isinstance(whole, NotExact) == isinstance(cut, NotExact)
-    if not isinstance(whole, NotExact) and not isinstance(cut, NotExact):
+    assert isinstance(whole, InexactContinuation) == isinstance(cut, InexactContinuation)
+    if not isinstance(whole, InexactContinuation) and not isinstance(cut, InexactContinuation):
         assert cut.tolist() == [format.stop_ids[0], *whole]
 
 
@@ -154,7 +154,7 @@ def test_nothing_is_appended_to_a_turn_that_another_token_ended(name: str) -> No
     format = format_of(name)
     for other in format.stop_ids[1:]:
         turn = np.array(sampled(name, other), np.int32)
-        assert isinstance(encode_new_messages(format, turn, [SYSTEM, USER, said(name)], [SURE]), NotExact)
+        assert isinstance(encode_new_messages(format, turn, [SYSTEM, USER, said(name)], [SURE]), InexactContinuation)
 
 
 @EACH
@@ -234,10 +234,10 @@ def test_calls_are_read_and_answers_shown_as_documented(name: str) -> None:
     assert (call.name, call.arguments) == ("add", '{"a": 1}')
     answered = [replace(call, output="4711")]
     chat = [SYSTEM, USER, *renderer.tool_call_messages("p", decoded(format, ids), answered, ids[:0])]
-    assert "4711" in decoded(format, renderer.start("p", chat, [ADD]))
+    assert "4711" in decoded(format, renderer.tokenize_prompt("p", chat, [ADD]))
     found = renderer.tool_response("p", ids, chat, answered, [ADD])
-    if not isinstance(found, NotExact):
-        assert decoded(format, renderer.start("p", chat, [ADD])).endswith(decoded(format, found))
+    if not isinstance(found, InexactContinuation):
+        assert decoded(format, renderer.tokenize_prompt("p", chat, [ADD])).endswith(decoded(format, found))
         assert "4711" in decoded(format, found)
 
 
@@ -266,7 +266,7 @@ def test_a_thought_before_a_call_stays_where_it_was_sampled_until_somebody_else_
     ids = np.array([*format.tokenizer.encode(written, add_special_tokens=False), format.stop_ids[0]], np.int32)
     chat = [SYSTEM, USER, *renderer.tool_call_messages("p", written, [CALL], ids[:0])]
     found = renderer.tool_response("p", ids, chat, [CALL], [ADD])
-    assert not isinstance(found, NotExact)
+    assert not isinstance(found, InexactContinuation)
     before = tokenize_messages(format, chat[:2], [ADD])
     assert [*before.tolist(), *ids.tolist(), *found.tolist()] == tokenize_messages(format, chat, [ADD]).tolist()
     later = render_text(format, [*chat, said("qwen3"), SURE], [ADD])

@@ -13,13 +13,12 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from marft.agents.agents import Agents
 from marft.agents.game import Attempt
 from marft.agents.play import play
 from marft.common.errors import EpisodeFailedError
 from marft.common.types import JointAction, Observation, Task
 from marft.common.usage import Usage
-from marft.config.interfaces.organization import Organization
+from marft.config.interfaces.organization import Agents, Organization
 from marft.inference.endpoints.limits import RateLimit
 from marft.inference.endpoints.responses import parse_body, parse_response
 from tests.endpoint import KEY, Reply, error, says, serving

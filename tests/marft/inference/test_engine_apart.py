@@ -10,25 +10,19 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 from transformers import PreTrainedTokenizerBase
 
 from marft.common.errors import EpisodeFailedError, RunError
+from marft.common.processes.messages import LENGTHS, decode_frame, encode_frame
 from marft.common.types import ActionKey, Prompt, SamplingParams, VersionRange
 from marft.inference.subprocess_engine.engine import PendingRequest, SubprocessEngine, SubprocessPolicy
 from marft.inference.subprocess_engine.messages import (
     FROM_ENGINE,
-    LENGTHS,
     TO_ENGINE,
     CancelRequest,
     EngineInit,
     LoadCommand,
-    SampleRequest,
     TokenChunk,
-    decode_frame,
-    encode_frame,
 )
 from marft.inference.subprocess_engine.python_environment import find_python
 from marft.inference.subprocess_engine.vllm_server import build_prefix_tree
@@ -97,40 +91,13 @@ async def said(engine: SubprocessEngine, call: int = 0, **sampling: Any) -> Any:
 
 
 class TestFrames:
-    @given(
-        arrays.arrays(st.sampled_from([np.int32, np.uint8]), st.integers(0, 9)),
-        st.text(max_size=9), st.floats(allow_nan=False), st.lists(st.integers(), max_size=4),
-    )  # fmt: skip
-    def test_what_is_packed_is_what_comes_out(
-        self, prompt: np.ndarray, policy: str, temperature: float, stops: list[int]
-    ) -> None:
-        frame = encode_frame(SampleRequest(1, policy, prompt, temperature, 5, 1.0, 0, 2**63 - 2, stops))
-        length, size = LENGTHS.unpack(frame[: LENGTHS.size])
-        assert length == len(frame) - LENGTHS.size
-        asked = decode_frame(frame[LENGTHS.size :], size, KINDS)
-        assert isinstance(asked, SampleRequest)
-        assert asked.prompt.dtype == prompt.dtype
-        assert asked.prompt.tolist() == prompt.tolist()
-        assert (asked.policy, asked.temperature, asked.stop_ids) == (policy, temperature, stops)
-
-    @given(st.binary(max_size=60), st.integers(0, 60))
-    def test_what_is_no_message_is_refused(self, body: bytes, size: int) -> None:
-        with pytest.raises(ValueError, match="no message"):
-            decode_frame(body, size, KINDS)
-
-    def test_what_holds_more_than_its_head_says_is_refused(self) -> None:
-        frame = encode_frame(SampleRequest(1, "actor", np.arange(9, dtype=np.int32), 1.0, 5, 1.0, 0, 1, []))
-        _, size = LENGTHS.unpack(frame[: LENGTHS.size])
-        with pytest.raises(ValueError, match="4 bytes too many"):
-            decode_frame(frame[LENGTHS.size :] + bytes(4), size, KINDS)
-
     def test_a_message_of_the_other_direction_is_none(self) -> None:
         frame = encode_frame(LoadCommand(1, "actor", 0))
         _, size = LENGTHS.unpack(frame[: LENGTHS.size])
         with pytest.raises(ValueError, match="no message"):
             decode_frame(frame[LENGTHS.size :], size, {kind.__name__: kind for kind in FROM_ENGINE})
 
-    @pytest.mark.parametrize(("kind", "other"), [(b"<i4", b"|O8"), (b'"finish": ""', b'"finish": 12')])
+    @pytest.mark.parametrize(("kind", "other"), [(b"<i4", b"|O8"), (b'""', b"12")])
     def test_arrays_of_objects_and_numbers_for_texts_are_no_message(self, kind: bytes, other: bytes) -> None:
         frame = encode_frame(TokenChunk(1, np.zeros(1, np.int32), np.zeros(1, np.float32), "", 0, 0)).replace(
             kind, other

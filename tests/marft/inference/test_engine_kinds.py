@@ -6,8 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from marft.inference.engine_settings import Local
+from marft.models.policy_registry import PolicyRegistry
 from tests.helpers import settings
 
 
@@ -22,7 +24,8 @@ def test_admission_is_in_order_where_that_is_asked_for_and_else_on_a_cpu(
 ) -> None:
     made: dict[str, Any] = {}
     monkeypatch.setattr("marft.inference.local.LocalEngine", lambda policies, thread, **keys: made.update(keys))
-    models: Any = SimpleNamespace(device=SimpleNamespace(type=device), policies={})
+    models = object.__new__(PolicyRegistry)
+    models.device, models.policies = torch.device(device), {}
     run = settings().model_copy(update={"seed": 7})
     Local(admission=admission, max_batch_size=9, prefix_cache_mb=3).open(run, models, [], SimpleNamespace())  # type: ignore[arg-type]
     assert made == {"seed": 7, "max_rows": 9, "prefix_bytes": 3 * 2**20, "in_order": in_order}

@@ -14,18 +14,17 @@ from transformers import PreTrainedTokenizerBase
 
 from marft.common.errors import RunError
 from marft.common.processes.child_process import KILLED
+from marft.common.processes.connection import BUFFER_BYTES, AsyncConnection
+from marft.common.processes.messages import encode_frame
 from marft.common.types import ActionKey, Option, SamplingParams, VersionRange
 from marft.inference.subprocess_engine.engine import SubprocessEngine, SubprocessPolicy
 from marft.inference.subprocess_engine.messages import (
-    BUFFER_BYTES,
     TO_ENGINE,
     CancelRequest,
-    Connection,
     EngineInit,
     LoadCommand,
     SampleRequest,
     SleepCommand,
-    encode_frame,
 )
 from tests.marft.inference.test_engine_apart import PROMPT, Weights
 from tests.played_engines import ENDED, Life, Starter, answers, dies_asked, mute
@@ -45,7 +44,7 @@ def played(tiny_tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPa
             policies = {name: SubprocessPolicy(tiny_tokenizer, (2,), Weights().save) for name in names}
             opened = EngineInit("model", "float32", 64, 4, 1, 8, 0, sleep_mode=sleeps)
             engine = SubprocessEngine(
-                "played", lambda _: [], opened, policies, seed=1, timeout=patience, starter=starter  # type: ignore[arg-type]
+                "played", lambda _: [], opened, policies, seed=1, timeout=patience, launcher=starter  # type: ignore[arg-type]
             )  # fmt: skip
             try:
                 await engine.start()
@@ -277,7 +276,7 @@ def test_a_frame_that_comes_in_pieces_is_taken_whole_and_one_cut_short_is_none()
     async def sent(cut: int) -> Any:
         ours, theirs = socket.socketpair()
         frame = encode_frame(SampleRequest(1, "actor", np.arange(BUFFER_BYTES, dtype=np.int32), 1.0, 4, 1.0, 0, 1, []))
-        connection = await Connection.from_socket(ours, TO_ENGINE)
+        connection = await AsyncConnection.from_socket(ours, TO_ENGINE)
         sending = asyncio.create_task(asyncio.to_thread(_send, theirs, frame[: len(frame) - cut]))
         try:
             return await asyncio.wait_for(connection.receive(), 5)

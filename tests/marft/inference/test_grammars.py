@@ -216,11 +216,11 @@ class TestRefusals:
         self, grammar: Grammar, words: str, tiny_tokenizer: PreTrainedTokenizerBase
     ) -> None:
         with pytest.raises(ValueError, match=words):
-            GrammarCompiler.for_tokenizer(tiny_tokenizer, (END,)).check(grammar)
+            GrammarCompiler.for_tokenizer(tiny_tokenizer, (END,)).check_grammar(grammar)
 
     def test_a_model_without_an_end_of_turn_is_refused(self, tiny_tokenizer: PreTrainedTokenizerBase) -> None:
         with pytest.raises(ValueError, match="no end-of-turn token"):
-            GrammarCompiler.for_tokenizer(tiny_tokenizer, ()).check(schema(POINT))
+            GrammarCompiler.for_tokenizer(tiny_tokenizer, ()).check_grammar(schema(POINT))
 
     def test_a_grammar_that_breaks_off_ends_its_own_row(
         self, shared: Backbone, tiny_tokenizer: PreTrainedTokenizerBase
@@ -252,7 +252,7 @@ class TestRefusals:
         batch = batch_of(shared, tiny_tokenizer)
         rows = [row(1, Grammar("regex", "[a-z]{20}")), row(2, Grammar("regex", "[a-z]{5}"))]
         for one in rows:
-            GrammarCompiler.for_tokenizer(tiny_tokenizer, (END,)).check(
+            GrammarCompiler.for_tokenizer(tiny_tokenizer, (END,)).check_grammar(
                 one.sampling.grammar
             )  # which looks at the first tokens, once
         monkeypatch.setattr(GrammarCompiler, "next_token_masks", next_tokens)

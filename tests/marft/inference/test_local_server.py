@@ -16,13 +16,14 @@ import pytest
 
 from marft.agents.game import Attempt
 from marft.common.errors import RunError
+from marft.common.processes.messages import encode_frame
 from marft.common.token_data import Grammar
 from marft.common.types import ActionKey, Choice, Completion, Option, Prompt, SamplingParams, VersionRange
 from marft.config import parse_recipe
 from marft.inference.subprocess_engine import server as server_module
 from marft.inference.subprocess_engine.engine import SubprocessEngine
 from marft.inference.subprocess_engine.local_server import Server
-from marft.inference.subprocess_engine.messages import EngineInit, Heartbeat, Ready, encode_frame
+from marft.inference.subprocess_engine.messages import EngineInit, EngineReady, Heartbeat
 from marft.rollout.local_runner import LocalRolloutRunner
 from marft.runs.run_folder import RunFolder
 from marft.trainer.train import train
@@ -113,7 +114,7 @@ def test_an_engine_that_says_nothing_is_named_before_it_is_started_again(
     async def whole() -> str:
         engine = SubprocessEngine("fake", lambda _: [], EngineInit("", "", 0, 0, 0, 0, 0), {}, seed=1, timeout=0.1)
         ours, theirs = socket.socketpair()
-        theirs.sendall(encode_frame(Ready("a fake, 1.0")))
+        theirs.sendall(encode_frame(EngineReady(0, "a fake, 1.0")))
         engine._pending_commands[1] = asyncio.get_running_loop().create_future()  # which it is at, and never does
         with theirs:
             why = await engine._handle_messages(cast("Any", SimpleNamespace(socket=ours)))

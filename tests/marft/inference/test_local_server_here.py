@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from marft.common.processes.messages import Completed
 from marft.config.models import LoraSettings, ModelSettings
 from marft.inference.caller_thread import CallerThreadExecutor
 from marft.inference.subprocess_engine.local_server import Server
 from marft.inference.subprocess_engine.messages import (
-    CommandCompleted,
     EngineInit,
     LoadCommand,
     SampleRequest,
@@ -134,7 +134,7 @@ def test_an_action_has_the_weights_that_it_began_with_and_they_go_with_it(
         server.handle(replace(ASK, number=11, stream=True))
         await connection.heard(TokenChunk, 11)
         server.handle(LoadCommand(2, "actor", 4, second))
-        await connection.heard(CommandCompleted, 2)
+        await connection.heard(Completed, 2)
         assert adapters(server) == ["actor@1", "actor@2"]  # the first one is still used
         server.handle(replace(ASK, number=12))
         after = await connection.over(12)
@@ -155,7 +155,7 @@ def test_an_adapter_that_nobody_is_sampled_with_goes_with_the_next_one(
     async def use(server: Server, connection: Connection) -> None:
         for number, folder in ((1, first), (2, second)):
             server.handle(LoadCommand(number, "actor", number, folder))
-            await connection.heard(CommandCompleted, number)
+            await connection.heard(Completed, number)
         while adapters(server) != ["actor@2"]:
             await asyncio.sleep(0.001)
 
@@ -182,7 +182,7 @@ def test_whole_weights_are_replaced_once_what_began_with_them_is_over(
         order = [
             type(one).__name__ for one in connection.sent if one.number in (2, 11, 12) and getattr(one, "finish", "x")
         ]
-        assert order == ["TokenChunk", "CommandCompleted", "TokenChunk"]
+        assert order == ["TokenChunk", "Completed", "TokenChunk"]
 
     served(use)
 

@@ -10,7 +10,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from marft.agents.conversation import Conversation
-from marft.agents.prompt_messages import ChatMessage, NotExact
+from marft.agents.prompt_messages import ChatMessage, InexactContinuation
 from marft.common.reasoning import StopString
 from marft.common.token_data import TokenSource
 from marft.common.types import Action, TokenIds, Tool, ToolCall
@@ -62,7 +62,9 @@ def test_what_ends_a_call_counts_outside_of_thoughts_where_there_are_any(
         assert ChatRenderer({"p": format_of(tiny_tokenizer, template)}).call_end("p") == mark
 
 
-def after(format: ChatFormat, said: str, new: Sequence[ChatMessage], tools: Sequence[Tool] = ()) -> TokenIds | NotExact:
+def after(
+    format: ChatFormat, said: str, new: Sequence[ChatMessage], tools: Sequence[Tool] = ()
+) -> TokenIds | InexactContinuation:
     """What is appended to the chat in which ``said`` was sampled."""
     prompt = tokenize_messages(format, ASKED, tools)
     sampled = format.tokenizer.encode(said, add_special_tokens=False)
@@ -134,7 +136,7 @@ def test_what_a_template_would_change_cannot_be_appended_and_the_reason_is_told(
     tiny_tokenizer: PreTrainedTokenizerBase, template: str, said: str, tools: tuple[Tool, ...], why: str
 ) -> None:
     found = after(format_of(tiny_tokenizer, template), said, NEW, tools)
-    assert isinstance(found, NotExact)
+    assert isinstance(found, InexactContinuation)
     assert why in found.reason
 
 
@@ -166,7 +168,7 @@ def test_what_a_template_rewrites_is_seen_in_its_text_also_where_no_turn_ends(
 ) -> None:
     format = format_of(tiny_tokenizer, template)
     thought = {"role": "assistant", "content": "Hm.</think>It is 3."}
-    assert check_history(format, [*ASKED, thought], NEW, ()) == NotExact(REWRITES_HISTORY)
+    assert check_history(format, [*ASKED, thought], NEW, ()) == InexactContinuation(REWRITES_HISTORY)
     assert check_history(format, [*ASKED, SAID], NEW, ()) is None
 
 
@@ -203,7 +205,7 @@ class TestToolResponses:
     @staticmethod
     def after(
         tokenizer: PreTrainedTokenizerBase, template: str, said: str, *calls: ToolCall
-    ) -> tuple[ChatRenderer, TokenIds | NotExact]:  # fmt: skip
+    ) -> tuple[ChatRenderer, TokenIds | InexactContinuation]:  # fmt: skip
         renderer = ChatRenderer({"p": format_of(tokenizer, template)})
         chat = [*ASKED, *renderer.tool_call_messages("p", said, calls, np.empty(0, np.int32))]
         turn = np.array([7, *renderer.formats["p"].stop_ids], np.int32)
@@ -248,7 +250,7 @@ class TestToolResponses:
         self, tiny_tokenizer: PreTrainedTokenizerBase, template: str, said: str, why: str
     ) -> None:
         _, found = self.after(tiny_tokenizer, template, said, self.CALL)
-        assert isinstance(found, NotExact)
+        assert isinstance(found, InexactContinuation)
         assert why in found.reason
 
     def test_a_thought_that_stays_goes_on_though_a_turn_without_one_would_not(
@@ -256,7 +258,7 @@ class TestToolResponses:
     ) -> None:
         thought = "<think>\nSo.\n</think>\n\n<tool_call>{}"
         renderer, found = self.after(tiny_tokenizer, templates.THINKS, thought, self.CALL)
-        assert isinstance(renderer.tool_format("p").encode_response([self.CALL]), NotExact)
+        assert isinstance(renderer.tool_format("p").encode_response([self.CALL]), InexactContinuation)
         plain = format_of(tiny_tokenizer, templates.HERMES)
         wanted = ChatRenderer({"p": plain}).tool_format("p").encode_response([self.CALL], plain.stop_ids[0])
         assert isinstance(found, np.ndarray)
@@ -266,10 +268,10 @@ class TestToolResponses:
     def test_what_can_be_shown_neither_way_is_told_in_words(self, tiny_tokenizer: PreTrainedTokenizerBase) -> None:
         picky = templates.THINKS.replace("elif m.role == 'tool' -%}", "elif m.role == 'tool' -%}" + PICKY)
         renderer, found = self.after(tiny_tokenizer, picky, "<tool_call>{}", self.CALL)
-        assert isinstance(found, NotExact)
+        assert isinstance(found, InexactContinuation)
         chat = [*ASKED, *renderer.tool_call_messages("p", "<tool_call>{}", [self.CALL], np.empty(0, np.int32))]
         with pytest.raises(ValueError, match=r"its chat template cannot show the conversation: .*: no three"):
-            renderer.start("p", chat, (TOOL,))
+            renderer.tokenize_prompt("p", chat, (TOOL,))
 
 
 def said_with_calls(*, begun: str = "") -> Action:
@@ -289,7 +291,7 @@ def said_with_calls(*, begun: str = "") -> Action:
 
 def test_an_action_with_tools_is_a_chat_of_turns_and_answers(tiny_tokenizer: PreTrainedTokenizerBase) -> None:
     renderer = ChatRenderer({"p": format_of(tiny_tokenizer, templates.HERMES)})
-    messages = renderer.turn("p", said_with_calls())
+    messages = renderer.turn_messages("p", said_with_calls())
     assert [(message["role"], message["content"]) for message in messages] == [
         ("assistant", "Hm."), ("tool", "one"), ("tool", "two"), ("assistant", ""), ("tool", "three"),
         ("assistant", "It is 3."),
@@ -304,7 +306,7 @@ def test_what_a_teammate_began_is_part_of_the_first_turn(tiny_tokenizer: PreTrai
     begun = tiny_tokenizer.encode("Let me see. ", add_special_tokens=False)
     tokens = np.array([*begun, *action.tokens], np.int32)
     marks = np.array([TokenSource.TEAMMATE] * len(begun) + [TokenSource.SAMPLED] * len(action.tokens), np.uint8)
-    messages = renderer.turn("p", replace(action, tokens=tokens, marks=marks))
+    messages = renderer.turn_messages("p", replace(action, tokens=tokens, marks=marks))
     said = [message["content"] for message in messages if message["role"] == "assistant"]
     assert said == ["Let me see. Hm.", "", "It is 3."]
 
@@ -337,12 +339,12 @@ def test_what_a_template_drops_is_dropped_from_there_on_and_what_came_before_sta
     renderer = ChatRenderer({"p": format_of(tiny_tokenizer, templates.DROPS)})
 
     class Spoken:
-        def start(self, messages: Sequence[ChatMessage]) -> TokenIds:
-            return renderer.start("p", messages, ())
+        def tokenize_prompt(self, messages: Sequence[ChatMessage]) -> TokenIds:
+            return renderer.tokenize_prompt("p", messages, ())
 
         def continue_chat(
             self, ids: TokenIds, messages: Sequence[ChatMessage], new: Sequence[ChatMessage]
-        ) -> TokenIds | NotExact:
+        ) -> TokenIds | InexactContinuation:
             return renderer.continue_chat("p", ids, messages, new, ())
 
     def letters(text: str) -> TokenIds:

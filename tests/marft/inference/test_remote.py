@@ -28,7 +28,6 @@ from marft.inference.router import Router
 from marft.rollout.local_runner import LocalRolloutRunner
 from marft.runs.episode_files import read_episodes
 from marft.runs.run_folder import RunFolder
-from marft.trainer.credit_audit import audit_credit
 from marft.trainer.train import train
 from tests.endpoint import KEY, Reply, error, says, serving
 from tests.helpers import recipe
@@ -121,7 +120,7 @@ def test_a_remote_agent_uses_its_tools_and_goes_on(tmp_path: Path) -> None:
             "--agents.reasoner.tools", "['sums']",
         )  # fmt: skip
         with LocalRolloutRunner(run) as rollouts:
-            (episode,) = rollouts.play([Attempt(run.environment.tasks("train")[0], "s", critic_states=True)])  # type: ignore[attr-defined]
+            (episode,) = rollouts.play([Attempt(run.environment.tasks("train")[0], "s", record_critic_states=True)])  # type: ignore[attr-defined]
     action = episode.actions[0]
     assert (action.text, action.intermediate_texts, action.calls[0].output) == ("It is 5", ("Well.",), "5")
     assert action.usage == Usage(14, 6)
@@ -183,13 +182,12 @@ def test_a_remote_teammate_and_one_that_trains(tmp_path: Path, monkeypatch: pyte
         prices = {"price_per_million_prompt_tokens": 1.0, "price_per_million_completion_tokens": 2.0}
         run = team(server, tmp_path, api_key_variable="TEACHER_KEY", **prices)
         folder = RunFolder.create(run)
-        assert KEY not in folder.config.read_text()
+        assert KEY not in folder.config_path.read_text()
         assert folder.settings() == run
         assert train(run, folder).step == 2
-        again = load_recipe(folder.config, ["--training.steps", "3"])
+        again = load_recipe(folder.config_path, ["--training.steps", "3"])
         assert train(again, folder, resume=True).step == 3
         write_report(folder)
-        audit_credit(folder, [run.algorithm], 1)
         with LocalRolloutRunner(run) as rollouts:
             rollouts.publish(0)
             evaluation, _ = evaluate(rollouts, "base", "greedy", run.environment.tasks("test")[:2])  # type: ignore[attr-defined]

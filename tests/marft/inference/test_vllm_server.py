@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from marft.common.processes.messages import Completed
 from marft.inference.subprocess_engine import server as server_module
 from marft.inference.subprocess_engine import vllm_server
 from marft.inference.subprocess_engine.messages import (
     CancelRequest,
-    CommandCompleted,
     Heartbeat,
     LoadCommand,
     Rejected,
@@ -130,7 +130,7 @@ def test_each_version_has_a_salt_and_a_slot_of_its_own_until_its_last_request_is
         engine.let.set()
         await turns()
         assert engine.adapters == [2, 4]
-        assert [one.number for one in sent if isinstance(one, CommandCompleted)] == [1, 2, 4]
+        assert [one.number for one in sent if isinstance(one, Completed)] == [1, 2, 4]
         said = {one.number: (one.lowest, one.highest) for one in sent if isinstance(one, TokenChunk)}
         assert said == {10: (3, 3), 11: (3, 3), 12: (4, 4)}
 

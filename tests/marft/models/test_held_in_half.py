@@ -103,7 +103,7 @@ def test_few_rows_are_rounded_for_the_weights_and_not_for_adapters(
             expected = (layer.base.weight @ x.bfloat16().t()).t().float()
             expected = expected if layer.base.bias is None else expected + layer.base.bias
             for row, name in enumerate(rows):
-                if adapter := layer.adapter(name):
+                if adapter := layer.get_adapter(name):
                     expected[row] += adapter.scale * (adapter.b @ (adapter.a @ x[row]))
             with backbone.routing.by_row(rows):
                 (made,) = project(x, [layer], backbone.routing)

@@ -58,7 +58,7 @@ def test_the_layer_equals_pefts_layer_to_1e_6_in_float32(tuned: Backbone) -> Non
     torch.manual_seed(2)
     layer = tuned.layers["model.layers.0.self_attn.q_proj"]
     for name, lora in LORA.items():
-        adapter = layer.adapter(name)
+        adapter = layer.get_adapter(name)
         assert adapter is not None
         theirs = peft_layer(layer.base, adapter, lora)
         x = torch.randn(1, 11, layer.base.in_features)
@@ -199,11 +199,11 @@ def test_an_adapters_change_counts_alpha_over_rank_times_in_every_precision(dtyp
     torch.manual_seed(0)
     base, routing = nn.Linear(16, 12).to(dtype).requires_grad_(False), Routing()
     layer = MultiLoraLinear(base, routing)
-    layer.add("one", 2, 16.0, torch.Generator().manual_seed(0))
-    layer.add("two", 4, 2.0, torch.Generator().manual_seed(1))
+    layer.add_adapter("one", 2, 16.0, torch.Generator().manual_seed(0))
+    layer.add_adapter("two", 4, 2.0, torch.Generator().manual_seed(1))
     owners = ["one"] * 3 + ["two"] * 2 + [None, "one"]
     x = torch.randn(1, 7, 16).to(dtype)
-    adapters = {name: found for name in ("one", "two") if (found := layer.adapter(name)) is not None}
+    adapters = {name: found for name in ("one", "two") if (found := layer.get_adapter(name)) is not None}
     for adapter in adapters.values():
         nn.init.normal_(adapter.b, std=0.5)
     stretches = [("one", 0, 3), ("two", 3, 5), (None, 5, 6), ("one", 6, 7)]

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import torch
 
+from marft.config import RunSettings
 from marft.models import loader
 from marft.models.critic import ValueHead
 from marft.models.policy_registry import PolicyRegistry
 from marft.runs.run_folder import RunFolder
 from marft.trainer.train import train
 from tests.helpers import settings
+from tests.runs import Listening
 
 
 def test_models_are_loaded_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,10 +66,17 @@ def test_a_critic_is_made_whole_while_another_thread_loads(monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-def test_two_trainings_in_threads_learn_what_each_learns_alone(tmp_path: Path) -> None:
-    runs = [settings("tiny", tmp_path / place, "--training.steps", "1") for place in ("a", "b", "alone")]
+def test_two_trainings_in_threads_learn_what_each_learns_alone_and_hear_only_their_own_notes(tmp_path: Path) -> None:
+    idle = ("--algorithm.kl_stop", "0.1", "--algorithm.epochs", "1", "--algorithm.minibatches", "1")
+    runs = [settings("tiny", tmp_path / place, "--training.steps", "1", *idle) for place in ("a", "b", "alone")]
+    hearing = [Listening(), Listening()]
+
+    def trained(run: RunSettings, heard: Listening) -> None:
+        train(run, RunFolder(Path(run.output) / run.name), callbacks=[heard])
+
     with ThreadPoolExecutor(2) as threads:
-        list(threads.map(lambda run: train(run, RunFolder(Path(run.output) / run.name)), runs[:2]))
+        list(threads.map(trained, runs, hearing))
+    assert [len(heard.notes) for heard in hearing] == [1, 1]
     train(runs[2], RunFolder(Path(runs[2].output) / runs[2].name))
     logs = [RunFolder(Path(run.output) / run.name).read_metrics()[0] for run in runs]
     assert len({row["reward"] for row in logs}) == 1

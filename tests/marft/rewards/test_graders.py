@@ -24,7 +24,7 @@ from marft.common.processes.process_pool import (
 )
 from marft.rewards import grader as grading
 from marft.rewards.grader import Grader, GradingError
-from marft.rewards.math_answers import equal
+from marft.rewards.math_answers import matches_gold
 from tests.conftest import SHARED_DATA
 from tests.nights import BY_NIGHT, NIGHT, some
 from tests.sources import ROOT, TESTS
@@ -42,7 +42,7 @@ def graders(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 @pytest.fixture(scope="module")
 def grader() -> Iterator[Grader]:
     made = Grader(timeout=1.0, processes=1)
-    made.equal("5", "5")
+    made.matches_gold("5", "5")
     yield made
     made.close()
 
@@ -52,7 +52,7 @@ def test_every_gold_answer_of_the_sample_is_accepted(graders: ModuleType) -> Non
     assert len(golds) == 46
     for gold in some(golds):
         for form in graders.FORMS:
-            assert equal(gold, form.replace("%s", gold)), (gold, form)
+            assert matches_gold(gold, form.replace("%s", gold)), (gold, form)
 
 
 def test_wrong_answers_made_of_the_sample_are_rejected(graders: ModuleType) -> None:
@@ -61,7 +61,7 @@ def test_wrong_answers_made_of_the_sample_are_rejected(graders: ModuleType) -> N
     assert {"off by one", "permuted tuple", "interval's end elsewhere", "one left out", "another unit", "sign"} <= kinds
     assert len(cases) > 250
     for case in some(cases, of=12):
-        assert not equal(case.gold, case.said), case
+        assert not matches_gold(case.gold, case.said), case
 
 
 @BY_NIGHT
@@ -74,9 +74,9 @@ def test_answers_to_published_problems_are_graded_right(file: str, graders: Modu
         pytest.skip(f"needs the problems at {path}")
     golds = sorted(set(graders.golds(path)))
     for gold in some(golds, of=599):
-        assert equal(gold, rf"\boxed{{{gold}}}"), gold
+        assert matches_gold(gold, rf"\boxed{{{gold}}}"), gold
     for case in graders.sampled(graders.wrong(golds), 1000 if NIGHT else 25):
-        assert not equal(case.gold, case.said), case
+        assert not matches_gold(case.gold, case.said), case
 
 
 @pytest.mark.slow
@@ -88,10 +88,10 @@ def test_what_is_written_to_do_harm_ends_in_time_and_the_next_answer_is_graded_a
     for name, said in graders.ATTACKS.items() if NIGHT else [(name, graders.ATTACKS[name]) for name in by_day]:
         began = time.perf_counter()
         with suppress(GradingError):
-            assert not grader.equal("5", said), name
+            assert not grader.matches_gold("5", said), name
         assert time.perf_counter() - began < 5, name
-        assert grader.equal("5", r"\boxed{5}"), name
-        assert not grader.equal("5", r"\boxed{6}"), name
+        assert grader.matches_gold("5", r"\boxed{5}"), name
+        assert not grader.matches_gold("5", r"\boxed{6}"), name
     assert not list(tmp_path.iterdir()), "code in an answer was run"
 
 
@@ -122,7 +122,7 @@ class TestProcesses:
 
     def test_a_pool_is_asked_with_all_that_the_answer_depends_on(self, asked: list[Any]) -> None:
         grader = Grader(2.5, processes=3)
-        assert grader.equal("5", "five", (0.1, 0.2), "How many?") is True
+        assert grader.matches_gold("5", "five", (0.1, 0.2), "How many?") is True
         grader.close()
         request = {"gold": "5", "written": "five", "tolerances": [0.1, 0.2], "question": "How many?"}
         assert asked == [("marft.rewards.grader", 3), (request, 2.5), "closed"]
@@ -136,7 +136,7 @@ class TestProcesses:
     ) -> None:
         monkeypatch.setattr(grading.ProcessPool, "answer", error, raising=False)
         with pytest.raises(GradingError, match=f"^{re.escape(told)}$"):
-            Grader(1.0).equal("5", "5")
+            Grader(1.0).matches_gold("5", "5")
         assert asked[0] == ("marft.rewards.grader", None)
 
 

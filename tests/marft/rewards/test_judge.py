@@ -26,7 +26,7 @@ from marft.config.interfaces.reward import TermReward
 from marft.rewards.judge import Judge
 from marft.rewards.reward_manager import RewardManager
 from marft.rewards.terms import Outcome
-from marft.rollout.local_runner import LocalRolloutRunner, open_rollouts
+from marft.rollout.local_runner import LocalRolloutRunner, open_rollout_runner
 from marft.rollout.rollout_batch import load_training_tasks
 from marft.runs.run_folder import RunFolder
 from marft.trainer.train import train
@@ -338,7 +338,7 @@ def test_limits_are_those_of_the_run_however_many_processes_ask(tmp_path: Path) 
             "endpoint": {"url": server.url, "max_concurrent_requests": 1, "requests_per_minute": 600.0},
         }  # fmt: skip
         run = settings("tiny", tmp_path, "--rollout.workers", "2", rewards=[term])
-        with open_rollouts(run) as rollouts:
+        with open_rollout_runner(run) as rollouts:
             rollouts.publish(0)
             episodes = rollouts.play([Attempt(task, "train/0") for task in load_training_tasks(run)[:8]])
         assert server.most_at_once == 1

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from marft.rewards.math_answers import MAX_LENGTH, equal
+from marft.rewards.math_answers import MAX_LENGTH, matches_gold
 
 
 @pytest.mark.parametrize(("gold", "said"), [
@@ -17,7 +17,7 @@ from marft.rewards.math_answers import MAX_LENGTH, equal
     (r"\begin{pmatrix}1/2\\1\end{pmatrix}", r"\begin{pmatrix}0.5\\1\end{pmatrix}"), ("x-y", "x-y"), (r"10,\!080", "10080"), ("[1,2]", r"1 \le x \le 2"), (r"(5,\infty)", "x > 5"), (r"1 \le x \le 2", "[1,2]"),
 ])  # fmt: skip
 def test_equal_answers_are_accepted(gold: str, said: str) -> None:
-    assert equal(gold, rf"\boxed{{{said}}}")
+    assert matches_gold(gold, rf"\boxed{{{said}}}")
 
 
 @pytest.mark.parametrize(("gold", "said"), [
@@ -27,7 +27,7 @@ def test_equal_answers_are_accepted(gold: str, said: str) -> None:
     ("[1,2]", "1 < x < 2"), (r"(5,\infty)", r"x \ge 5"), ("(2,1)", "1 < x < 2"), ("5", "x=6"), (r"\text{A}", r"\text{B}"),
 ])  # fmt: skip
 def test_other_units_bases_lists_and_ends_are_other_answers(gold: str, said: str) -> None:
-    assert not equal(gold, rf"\boxed{{{said}}}")
+    assert not matches_gold(gold, rf"\boxed{{{said}}}")
 
 
 @pytest.mark.parametrize(("gold", "said", "tolerances", "near"), [
@@ -40,7 +40,7 @@ def test_other_units_bases_lists_and_ends_are_other_answers(gold: str, said: str
 def test_numbers_may_be_as_far_from_the_right_ones_as_their_tolerances(
     gold: str, said: str, tolerances: tuple[float, ...], near: bool
 ) -> None:
-    assert equal(gold, rf"\boxed{{{said}}}", tolerances) is near
+    assert matches_gold(gold, rf"\boxed{{{said}}}", tolerances) is near
 
 
 @pytest.mark.parametrize(("gold", "said", "right"), [
@@ -51,7 +51,7 @@ def test_numbers_may_be_as_far_from_the_right_ones_as_their_tolerances(
 def test_a_chain_of_equations_comes_to_its_last_side_where_none_is_plainly_wrong(
     gold: str, said: str, right: bool
 ) -> None:
-    assert equal(gold, rf"\boxed{{{said}}}") is right
+    assert matches_gold(gold, rf"\boxed{{{said}}}") is right
 
 
 @pytest.mark.parametrize(("gold", "text", "right"), [
@@ -78,7 +78,7 @@ def test_a_chain_of_equations_comes_to_its_last_side_where_none_is_plainly_wrong
     ("5", "The answer is\n\n5", True), ("5", "The answer is 5. \n", True),
 ])  # fmt: skip
 def test_the_answer_of_a_text_is_the_one_that_it_states(gold: str, text: str, right: bool) -> None:
-    assert equal(gold, text) is right
+    assert matches_gold(gold, text) is right
 
 
 @pytest.mark.parametrize(("gold", "said", "question", "right"), [
@@ -86,7 +86,7 @@ def test_the_answer_of_a_text_is_the_one_that_it_states(gold: str, text: str, ri
     ("18", "18_2", "Write it in base 2.", True), ("18", "18_2", "How many?", False), ("7", r"7\%", "What percent is it?", True), (r"7\%", "0.07", "What percent is it?", True), ("7", r"7\%", "How many?", False),
 ])  # fmt: skip
 def test_what_was_asked_decides_what_an_answer_means(gold: str, said: str, question: str, right: bool) -> None:
-    assert equal(gold, rf"\boxed{{{said}}}", question=question) is right
+    assert matches_gold(gold, rf"\boxed{{{said}}}", question=question) is right
 
 
 @pytest.mark.parametrize(("gold", "said", "right"), [
@@ -95,14 +95,14 @@ def test_what_was_asked_decides_what_an_answer_means(gold: str, said: str, quest
     ("1<x<2 or x>3", r"(1,2)\cup(3,\infty)", True), (r"\{1,2\}\cup\{3\}", r"\{1,2,3\}", True),
 ])  # fmt: skip
 def test_inequalities_and_unions_of_intervals_are_compared_as_sets(gold: str, said: str, right: bool) -> None:
-    assert equal(gold, rf"\boxed{{{said}}}") is right
+    assert matches_gold(gold, rf"\boxed{{{said}}}") is right
 
 
 def test_an_answer_that_is_too_long_is_none_and_a_long_text_is_read_from_its_end() -> None:
-    assert not equal("5", rf"\boxed{{{'0' * MAX_LENGTH}5}}")
-    assert equal("5", "we add. " * MAX_LENGTH + "so it is 5")
+    assert not matches_gold("5", rf"\boxed{{{'0' * MAX_LENGTH}5}}")
+    assert matches_gold("5", "we add. " * MAX_LENGTH + "so it is 5")
 
 
 def test_answers_are_compared_on_any_thread() -> None:
     with ThreadPoolExecutor(1) as threads:
-        assert threads.submit(equal, "5", r"\boxed{5}").result()
+        assert threads.submit(matches_gold, "5", r"\boxed{5}").result()

@@ -42,7 +42,7 @@ RIGHT: list[tuple[Any, Any, str]] = [
     ("quantity", "100 km/h", r"\boxed{27.7778 \text{ m/s}}"), ("quantity", "2 m^2", "20,000 square centimetres"), ("quantity", "5 N", "5 kg m/s^2"),
     ("quantity", "3e8 m/s", r"3 \times 10^{8} \text{ m/s}"), ("quantity", "3 apples", "3"), ("quantity", "3", "It is 3 apples."),
     ("quantity", "1 kWh", "3600 kJ"), ("quantity", "180°", "3.14159265 rad"), ("quantity", ["1 mile", "2 miles"], "3218.688 m"),
-    (ASSUMED, "3 km", "3"), ({"name": "quantity", "tolerance": 0.5}, "3 km", "3400 m"), ({"name": "quantity", "relative": 0.1}, "10 kg", "9100 g"),
+    (ASSUMED, "3 km", "3"), ({"name": "quantity", "tolerance": 0.5}, "3 km", "3400 m"), ({"name": "quantity", "relative_tolerance": 0.1}, "10 kg", "9100 g"),
     ("quantity", "0 °C", "273.15 K"), ("quantity", "1 MB", "8 Mbit"), ("quantity", "2 years", "24 months"),
 ]  # fmt: skip
 WRONG: list[tuple[Any, Any, str]] = [

@@ -10,9 +10,10 @@ from typing import Any, cast
 
 import pytest
 
+from marft.common.atomic import digest_of_json
 from marft.common.errors import EpisodeFailedError
 from marft.rewards import judge as cached_scorer
-from marft.rewards.judge import CachedScorer, digest
+from marft.rewards.judge import CachedScorer
 
 
 class Scripted:
@@ -101,7 +102,7 @@ class TestQuestions:
     def test_scores_are_kept_in_a_folder_under_the_digest_of_the_question(self, tmp_path: Path) -> None:
         asker, _ = asking(tmp_path, "7")
         assert asyncio.run(asker.score([{"q": 1}])) == 7.0
-        name = digest("http://judge", {"q": 1})
+        name = digest_of_json(["http://judge", {"q": 1}])
         (file,) = tmp_path.rglob("*.json")
         assert file == tmp_path / name[:2] / f"{name}.json"
         table = {"url": "http://judge", "model": "big", "reply": "7", "finish": "stop"}
@@ -120,7 +121,7 @@ class TestQuestions:
         ],
     )  # fmt: skip
     def test_what_is_kept_without_a_score_is_asked_for_again_and_kept_anew(self, kept: str, tmp_path: Path) -> None:
-        name = digest("http://judge", {"q": 1})
+        name = digest_of_json(["http://judge", {"q": 1}])
         file = tmp_path / name[:2] / f"{name}.json"
         file.parent.mkdir()
         file.write_text(kept)
@@ -140,6 +141,6 @@ class TestQuestions:
         assert endpoint.asked == [{"q": 1}, {"q": 2}, {"q": 3}, {"q": 1}]
 
     def test_a_question_is_the_same_whatever_the_order_of_its_keys_and_for_one_endpoint_alone(self) -> None:
-        one = digest("a", {"x": 1, "y": 2})
-        assert one == digest("a", {"y": 2, "x": 1})
-        assert len({one, digest("b", {"x": 1, "y": 2}), digest("a", {"x": 2, "y": 2})}) == 3
+        one = digest_of_json(["a", {"x": 1, "y": 2}])
+        assert one == digest_of_json(["a", {"y": 2, "x": 1}])
+        assert len({one, digest_of_json(["b", {"x": 1, "y": 2}]), digest_of_json(["a", {"x": 2, "y": 2}])}) == 3

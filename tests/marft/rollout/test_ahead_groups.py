@@ -52,7 +52,7 @@ def test_what_is_kept_is_not_counted_among_the_equal_ones_that_a_step_may_come_b
     rollouts.pay = lambda attempt: float(attempt.sample and (attempt.stream, attempt.task.id) == ("train/0", first))
     _, collection = next_step(ahead(rollouts), rollouts, State())
     assert (collection.metrics["groups_discarded"], collection.tasks_drawn) == (6, 7)
-    assert [episode.task.id for episode in collection.credit_inputs] == [first] * 2
+    assert [episode.task.id for episode in collection.training_episodes] == [first] * 2
     assert [episode.name for episode in collection.recorded] == [episode.name for episode in collection.episodes]
     assert len(collection.recorded) == 2 * 7
 
@@ -60,7 +60,9 @@ def test_what_is_kept_is_not_counted_among_the_equal_ones_that_a_step_may_come_b
 def test_without_dynamic_sampling_groups_of_equal_rewards_are_learned_from() -> None:
     _, collection = next_step(ahead(rollouts := fake(ahead_of(1), pay=lambda _: 1.0)), rollouts, State())
     assert "groups_discarded" not in collection.metrics
-    assert [episode.name for episode in collection.credit_inputs] == [episode.name for episode in collection.episodes]
+    assert [episode.name for episode in collection.training_episodes] == [
+        episode.name for episode in collection.episodes
+    ]
     assert len(collection.episodes) == 4
 
 
@@ -74,7 +76,7 @@ def test_of_forks_nobody_hears_and_they_are_counted_recorded_and_learned_from() 
     forks = sum(bool(episode.fork) for episode in collection.recorded)
     assert forks == len(collection.recorded) - 4 > 0
     assert (collection.metrics["forks"], collection.metrics["forks_failed"]) == (forks, 0)
-    assert len(collection.credit_inputs) == len(collection.recorded)
+    assert len(collection.training_episodes) == len(collection.recorded)
 
 
 @pytest.mark.parametrize("late", [0, 1])
@@ -91,7 +93,7 @@ def test_a_group_is_as_old_as_the_oldest_of_all_its_attempts(late: int) -> None:
     rollouts.episode = episode  # type: ignore[method-assign]
     collection = ahead(rollouts, State(step=2)).collect(State(step=2), lambda _: None)
     assert collection.metrics["async/groups_dropped"] == 1
-    assert first not in {episode.task.id for episode in collection.credit_inputs}
+    assert first not in {episode.task.id for episode in collection.training_episodes}
 
 
 def test_of_groups_that_are_kept_it_is_known_which_were_played_and_which_forked(tmp_path: Path) -> None:

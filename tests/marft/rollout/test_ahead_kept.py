@@ -47,6 +47,6 @@ def test_an_episode_is_recorded_in_its_own_step_alone_and_learned_from_in_others
     _, _, found = steps(ahead_of(1, "--rollout.reuse", "2", *CHAIN), 4)
     recorded = [episode.name for collection in found for episode in collection.recorded]
     assert len(set(recorded)) == len(recorded) == 4 * 4
-    learned = [episode.name for collection in found for episode in collection.credit_inputs]
+    learned = [episode.name for collection in found for episode in collection.training_episodes]
     assert [learned.count(name) for name in recorded] == [2] * 12 + [1] * 4
     assert [len(collection.episodes) for collection in found] == [4] * 4

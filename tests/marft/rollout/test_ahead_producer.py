@@ -100,7 +100,7 @@ class TestWhatItHas:
             else:
                 rollouts.finish(0)
             now[0] = 5.0
-            assert producer.clock.idle() == 3.0
+            assert producer.clock.total_idle_seconds() == 3.0
 
 
 class TestForks:

@@ -51,7 +51,7 @@ class TestMetrics:
         monkeypatch.setattr("marft.rollout.async_rollout.sources.time", SimpleNamespace(perf_counter=lambda: now[0]))
         rollouts = fake(ahead_of(1))
         gathering, state = ahead(rollouts), State()
-        monkeypatch.setattr(gathering._producer.clock, "idle", lambda: idle[0])
+        monkeypatch.setattr(gathering._producer.clock, "total_idle_seconds", lambda: idle[0])
         for waited, idled, overlap in (
             (10.0, 4.0, 0.6),
             (5.0, 0.0, 1.0),

@@ -27,14 +27,12 @@ from marft.trainer import train as training
 from marft.trainer.learner_backend import LearnerBackend
 from marft.trainer.loop import TrainingLoop
 from tests.playing_ahead import TASKS, FakeBegun, FakeRollouts, ahead, ahead_of, fake
-from tests.runs import Listening
 
 MODELS: Any = SimpleNamespace(device=torch.device("cpu"))
 LEARNERS = cast(
     "LearnerBackend",
     SimpleNamespace(
         learn=lambda *_: {"environment_steps": 4.0},
-        set_note_callback=lambda _: None,
         learner_state=None,
         restore=lambda _: None,
     ),
@@ -50,9 +48,9 @@ class Published(FakeRollouts):
         super().__init__(run)
         self.played_with: list[int] = []  # of all that was published, by group
 
-    def begin(self, attempts: Sequence[Attempt]) -> FakeBegun:
+    def play_in_background(self, attempts: Sequence[Attempt]) -> FakeBegun:
         self.played_with.append(self.times)
-        return super().begin(attempts)
+        return super().play_in_background(attempts)
 
     def publish(self, version: int) -> None:
         self.now, self.times = version, self.times + 1
@@ -77,7 +75,7 @@ def loop_of(
         source=ahead(rollouts),
         sampler=TaskSampler(run, TASKS),
         learner=LEARNERS,
-        optimizer=None,
+        prompt_optimizer=None,
         callbacks=CallbackList([callbacks]),
         log=log,
         **{"guards": unused, "rollback": unused, "checkpoints": unused, **parts},
@@ -91,18 +89,20 @@ def versions(rollouts: FakeRollouts) -> list[int]:
     return begun[::2]
 
 
-def test_a_step_publishes_its_policies_and_then_more_is_begun_with_those(tmp_path: Path) -> None:
+def test_a_step_publishes_its_policies_and_then_more_is_begun_with_those(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder, run = run_of(1, tmp_path)
-    rollouts, listening = Published(run), Listening()
+    rollouts = Published(run)
     state = State()
     rollouts.excluded_tasks["t9"] = "it ended its workers"
-    with closing(MetricsLog(folder.metrics)) as log:
-        loop = loop_of(run, folder, rollouts, listening, log)
+    with closing(MetricsLog(folder.metrics_path)) as log:
+        loop = loop_of(run, folder, rollouts, Callback(), log)
         for _ in range(3):
             state, metrics = loop.step(state)
-    assert listening.notes == ["task 't9': it ended its workers"]
+    assert caplog.messages == ["task 't9': it ended its workers"]
     assert versions(rollouts) == [0, 0, 1, 2, 3]
-    assert (state.step, state.tasks_drawn, state.set_aside) == (3, 6, {"t9": "it ended its workers"})
+    assert (state.step, state.tasks_drawn, state.excluded_tasks) == (3, 6, {"t9": "it ended its workers"})
     assert (metrics["policy_lag"], metrics["policy_lag_max"]) == (1.0, 1.0)
 
 
@@ -116,7 +116,7 @@ class Back:
         return self.at if state.step == 3 else None
 
     def roll_back(self, state: State, *_: object) -> State:
-        return replace(state, returns=1)
+        return replace(state, rollbacks=1)
 
 
 @pytest.fixture
@@ -130,14 +130,14 @@ def go(tmp_path: Path) -> Callable[..., tuple[State, Published, list[dict[str, A
     watch = SimpleNamespace(
         check=lambda _: SimpleNamespace(metrics=dict, last_good_step=lambda: None),
         learning_rate_factor=lambda: 0.5,
-        roll_back=lambda _: None,
+        roll_back=lambda step: f"back to {step}",
     )
 
     def gone(lag: int, observer: Any) -> tuple[State, Published, list[dict[str, Any]]]:
         folder, run = run_of(lag, tmp_path / "runs")
         rollouts = Published(run)
         observer.rollouts = rollouts
-        with closing(MetricsLog(folder.metrics)) as log:
+        with closing(MetricsLog(folder.metrics_path)) as log:
             parts = {"guards": watch, "rollback": Back(), "checkpoints": SimpleNamespace(save=save)}
             state = loop_of(run, folder, rollouts, observer, log, **parts).run(State())
         return state, rollouts, folder.read_metrics()
@@ -149,7 +149,7 @@ def test_a_run_that_goes_back_plays_anew_what_it_had_begun_with_what_it_has_gone
     go: Callable[..., Any], tmp_path: Path
 ) -> None:
     state, rollouts, rows = go(1, Callback())
-    assert (state.step, state.returns) == (6, 1)
+    assert (state.step, state.rollbacks) == (6, 1)
     assert versions(rollouts) == [0, 0, 1, 2, 3, 3, 3, 4]
     assert rollouts.played_with[::2] == [0, 0, 1, 2, 3, 4, 4, 5]
     assert [row["async/groups_dropped"] for row in rows] == [0, 0, 0, 4, 0, 0]
@@ -188,7 +188,7 @@ def test_a_run_that_goes_on_keeps_to_what_it_knew_and_has_what_it_had_played(
     folder, run = run_of(1, tmp_path / "runs")
     rollouts, asked = Published(run), list[Any]()
     rollouts.models = SimpleNamespace(slow_model_warnings=list)  # type: ignore[attr-defined]
-    state = State(step=3, tasks_drawn=7, set_aside={"t2": "it ended its workers"})
+    state = State(step=3, tasks_drawn=7, excluded_tasks={"t2": "it ended its workers"})
 
     def opened(*arguments: Any) -> None:
         asked.extend([*arguments[2:], rollouts.now, dict(rollouts.excluded_tasks)])
@@ -198,14 +198,14 @@ def test_a_run_that_goes_on_keeps_to_what_it_knew_and_has_what_it_had_played(
         run=run, folder=folder, resume=resume, record=SimpleNamespace(path=tmp_path / "step_000003"),
         with_tasks=lambda state, _: state,
     )  # fmt: skip
-    learners = SimpleNamespace(join=lambda _: None, load=lambda _: state)
+    learners = SimpleNamespace(set_models=lambda _: None, load=lambda _: state)
     monkeypatch.setattr(training, "open_learner", lambda *_: nullcontext(learners))
-    monkeypatch.setattr(training, "open_rollouts", lambda *_, **__: nullcontext(rollouts))
+    monkeypatch.setattr(training, "open_rollout_runner", lambda *_, **__: nullcontext(rollouts))
     monkeypatch.setattr(training, "load_training_tasks", lambda _: TASKS)
     monkeypatch.setattr(training, "open_source", opened)
     with pytest.raises(EnoughError):
         training._train(cast("Any", start), CallbackList([]), 0)
-    assert asked == [state, start.record.path if resume else None, 3, dict(state.set_aside)]
+    assert asked == [state, start.record.path if resume else None, 3, dict(state.excluded_tasks)]
 
 
 def test_what_a_validation_played_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

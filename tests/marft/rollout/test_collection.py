@@ -16,7 +16,7 @@ from marft.config import RunSettings
 from marft.config.interfaces.credit import CreditInputs
 from marft.rewards.shaping import length_limits, rewards_for_credit
 from marft.rollout.local_runner import LocalRolloutRunner
-from marft.rollout.rollout_batch import RolloutBatch, collect, rewards_vary, sample_attempts
+from marft.rollout.rollout_batch import RolloutBatch, collect_rollouts, rewards_vary, sample_attempts
 from marft.runs.state import State
 from tests.episodes import make_action
 from tests.helpers import settings
@@ -64,7 +64,7 @@ class Rollouts:
         )  # fmt: skip
 
     def collect(self, drawn: int = 0, on_done: Callable[[Episode], None] = lambda _: None) -> RolloutBatch:
-        return collect(cast(LocalRolloutRunner, self), self.tasks or TASKS, State(tasks_drawn=drawn), on_done)
+        return collect_rollouts(cast(LocalRolloutRunner, self), self.tasks or TASKS, State(tasks_drawn=drawn), on_done)
 
 
 def of(preset: str, *overrides: str, team: Any = None, **algorithm: Any) -> RunSettings:
@@ -93,8 +93,8 @@ class TestDynamicSampling:
         done: list[Episode] = []
         found = rollouts.collect(on_done=done.append)
         assert [list(dict.fromkeys(names)) for names in rollouts.asked] == [line[:2], line[2:3], line[3:4]]
-        assert tasks_of(found.credit_inputs) == [line[1], line[3]]
-        assert len(found.credit_inputs) == 4
+        assert tasks_of(found.training_episodes) == [line[1], line[3]]
+        assert len(found.training_episodes) == 4
         assert tasks_of(found.episodes) == tasks_of(found.recorded) == line[:4]
         assert done == found.episodes
         assert found.tasks_drawn == 4
@@ -113,7 +113,7 @@ class TestDynamicSampling:
         line = order(run)
         pay: Pay = lambda attempt: paid(1.0) if attempt.task.id in line[2:4] else None  # noqa: E731
         found = Rollouts(run, pay).collect()
-        assert tasks_of(found.credit_inputs) == line[2:4]
+        assert tasks_of(found.training_episodes) == line[2:4]
         assert tasks_of(found.recorded) == line[:6]
 
     def test_an_agents_own_reward_that_is_named_in_some_attempts_alone_is_0_in_the_others(self) -> None:
@@ -127,7 +127,7 @@ class TestDynamicSampling:
         pay: Pay = lambda a: paid(0.0, actor=2.0 * a.sample - 1.0, reasoner=1.0 - 2.0 * a.sample)  # noqa: E731
         found = Rollouts(run, pay).collect()
         assert found.metrics == {"groups_discarded": 0.0}
-        assert len(found.credit_inputs) == 4
+        assert len(found.training_episodes) == 4
 
     @pytest.mark.parametrize("few", [1, 2, 3])
     def test_of_a_set_smaller_than_a_step_as_many_groups_are_learned_from_as_are_asked_for(self, few: int) -> None:
@@ -137,8 +137,8 @@ class TestDynamicSampling:
         found = rollouts.collect()
         assert len(rollouts.asked) == 1
         assert found.tasks_drawn == 5
-        assert len(found.credit_inputs) == len({e.name for e in found.credit_inputs}) == 10
-        times = Counter(episode.task.id for episode in found.credit_inputs)
+        assert len(found.training_episodes) == len({e.name for e in found.training_episodes}) == 10
+        times = Counter(episode.task.id for episode in found.training_episodes)
         assert max(times.values()) - min(times.values()) <= 2
 
     def test_a_task_that_is_drawn_twice_is_kept_as_often_as_it_told_apart(self) -> None:
@@ -148,7 +148,7 @@ class TestDynamicSampling:
         )
         found = rollouts.collect()
         assert [len(asked) // 2 for asked in rollouts.asked] == [2, 1]
-        assert {episode.stream for episode in found.credit_inputs} == {"train/0", "train/0/2"}
+        assert {episode.stream for episode in found.training_episodes} == {"train/0", "train/0/2"}
         assert found.metrics == {"groups_discarded": 1.0}
 
     def test_a_tree_is_of_the_draw_that_it_grew_from(self) -> None:
@@ -211,7 +211,7 @@ class TestDynamicSampling:
         """All are wrong in every group, and no draw is left."""
         run = of("dapo", dynamic_sampling=1, reward={"overlong_buffer": 6})
         found = Rollouts(run, lambda _: paid(0.0), length=lambda a: 1 + 7 * a.sample, tasks=tasks).collect()
-        episodes = rewards_for_credit(found.credit_inputs, run.algorithm.reward, length_limits(run))
+        episodes = rewards_for_credit(found.training_episodes, run.algorithm.reward, length_limits(run))
         assert episodes
         credits = cast(Any, run.algorithm.credit).assign(CreditInputs(tuple(episodes), level="action"))
         assert not any(row.any() for row in credits.advantages)
@@ -247,7 +247,7 @@ def test_a_candidate_is_carried_on_by_the_price_that_it_learns_by(
 
     monkeypatch.setattr("marft.rollout.fork_plans.grow_tree", tree)
     found = rollouts.collect()
-    learned = rewards_for_credit(found.credit_inputs, run.algorithm.reward, length_limits(run))
+    learned = rewards_for_credit(found.training_episodes, run.algorithm.reward, length_limits(run))
     assert scores == [e.transitions[0].reward + e.transitions[0].agent_rewards.get("actor", 0.0) for e in learned]
     assert set(scores) == {1.0 if frozen else 0.0}
 
@@ -258,7 +258,7 @@ def test_without_dynamic_sampling_one_round_is_played_and_all_that_was_scored_is
     rollouts = Rollouts(run, lambda a: None if (a.task.id, a.sample) == (line[0], 1) else paid(1.0))
     found = rollouts.collect()
     assert len(rollouts.asked) == 1
-    assert [(e.task.id, e.sample) for e in found.credit_inputs] == [(line[0], 0), (line[1], 0), (line[1], 1)]
+    assert [(e.task.id, e.sample) for e in found.training_episodes] == [(line[0], 0), (line[1], 0), (line[1], 1)]
     assert len(found.recorded) == 4
     assert found.metrics == {}
 
@@ -295,7 +295,7 @@ class TestAttempts:
 
     @pytest.mark.parametrize(("preset", "kept"), [("marft", True), ("grpo", False)])
     def test_what_a_critic_reads_is_kept_where_there_is_one(self, preset: str, kept: bool) -> None:
-        assert {attempt.critic_states for attempt in sample_attempts(of(preset), TASKS, 0, 0, 2)} == {kept}
+        assert {attempt.record_critic_states for attempt in sample_attempts(of(preset), TASKS, 0, 0, 2)} == {kept}
 
 
 class TestForks:
@@ -309,7 +309,7 @@ class TestForks:
         assert len(found.episodes) == 4
         assert found.recorded[:4] == found.episodes
         assert found.metrics == {"forks": 8.0, "forks_failed": 2.0}
-        assert len(found.credit_inputs) == 10
+        assert len(found.training_episodes) == 10
 
     def test_crossed_samples_are_played_beside_those_that_were_made_together(self) -> None:
         run = of("magrpo", "--algorithm.credit.joint_mode", "cross", team={"organization": "tests.plugins:Apart"})

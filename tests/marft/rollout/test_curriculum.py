@@ -133,7 +133,7 @@ class TestLevels:
             difficulty_levels(CurriculumSettings(levels=levels), [Task("a", "o", data)])
 
     @pytest.mark.parametrize(("changes", "told"), [
-        ({"promote_threshold": 0.2, "demote_threshold": 0.2}, "demote_threshold is at or above promote_threshold"), ({"levels": [1, 1]}, "names one twice"), ({"levels": [1, "1"]}, "names one twice"), ({"review": 1.0}, "leaves nothing"),
+        ({"promote_threshold": 0.2, "demote_threshold": 0.2}, "demote_threshold is at or above promote_threshold"), ({"levels": [1, 1]}, "names one twice"), ({"levels": [1, "1"]}, "names one twice"), ({"review_fraction": 1.0}, "leaves nothing"),
         ({"initial_levels": 0}, "greater than or equal to 1"), ({"wy": 1}, "unknown key 'wy'"),
     ])  # fmt: skip
     def test_settings_that_cannot_be_meant_are_refused(self, changes: dict[str, Any], told: str) -> None:
@@ -143,7 +143,7 @@ class TestLevels:
 
 class TestDrawing:
     def test_tasks_are_of_the_levels_that_are_asked_in_their_shares(self) -> None:
-        draws, standing = TaskSampler(run_of(review=0.4), TASKS), CurriculumState((0, 300), (0, 2))
+        draws, standing = TaskSampler(run_of(review_fraction=0.4), TASKS), CurriculumState((0, 300), (0, 2))
         first = Counter(task_at(draws, n, standing).data["level"] for n in range(300))
         assert set(first) == {1}
         later = Counter(task_at(draws, n, standing).data["level"] for n in range(300, 900))
@@ -234,7 +234,7 @@ class TestDrawing:
                 return {1: 4.0, 2: 1.0}[task.data["level"]] * (3.0 if task.id in ("t0", "t1") else 1.0)
 
         environment = Odd.model_validate({"dataset": "chain_sum"})
-        run = run_of(review=0.5).model_copy(update={"environment": environment})
+        run = run_of(review_fraction=0.5).model_copy(update={"environment": environment})
         draws = TaskSampler(run, [task for task in TASKS if task.data["level"] < 3])
         found = Counter(task_at(draws, n, CurriculumState((0,), (1,))).id for n in range(2400))
         for first, level in (("t0", 0), ("t1", 1)):

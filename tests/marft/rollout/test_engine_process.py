@@ -12,7 +12,7 @@ from marft.common.errors import RunError
 from marft.common.types import Episode
 from marft.common.usage import ENGINE_RESTARTS
 from marft.config import RunSettings
-from marft.rollout.local_runner import LocalRolloutRunner, open_rollouts
+from marft.rollout.local_runner import LocalRolloutRunner, open_rollout_runner
 from marft.runs.run_folder import RunFolder
 from marft.trainer.train import train
 from tests.crews import crew, told
@@ -42,7 +42,7 @@ def crowd(output: Path, *overrides: str, processes: int = 0) -> RunSettings:
 
 def played(run: RunSettings) -> tuple[list[Episode], dict[str, float]]:
     """Two passes, the second after other weights; and what they took."""
-    with open_rollouts(run) as rollouts:
+    with open_rollout_runner(run) as rollouts:
         for weights in rollouts.models.policies["actor"].parameters().values():
             weights.data.add_(0.02)
         episodes = []

@@ -89,7 +89,7 @@ class TestCounterfactuals:
             lambda attempt: made(attempt, self.ACTIONS[0], status="failed" if attempt is TWO else "terminated")
         )
         done: list[Episode] = []
-        played, everything = CounterfactualForks(2).play(play, [ONE, TWO], step_of(done, "a"))
+        played, everything = CounterfactualForks(2).play_forks(play, [ONE, TWO], step_of(done, "a"))
         assert [attempt.sample for attempt in play.asked[1]] == [0, 0]
         assert done == played == everything[:2]
         assert len(everything) == 4
@@ -105,7 +105,7 @@ class TestCrossed:
     def test_every_tuple_that_was_not_made_together_is_played_in_a_stream_of_its_own(self) -> None:
         play, done = Playing(self.sampled), list[Episode]()
         other = replace(ONE, task=Task("u", "go"))
-        played, everything = CrossProductForks().play(play, [ONE, other, TWO], step_of(done))
+        played, everything = CrossProductForks().play_forks(play, [ONE, other, TWO], step_of(done))
         assert done == played == everything[:3]
         assert [attempt.stream for attempt in play.asked[1]] == ["train/0/cross/0-1", "train/0/cross/1-0"]
         first, second = play.replays()

@@ -10,8 +10,8 @@ import pytest
 
 from marft.config.endpoint import EndpointSettings
 from marft.rollout.workers.client import LeasedLimits, LeasedThreadPool, SamplerClient
-from marft.rollout.workers.link import Leases
 from marft.rollout.workers.messages import LeaseGranted, LeaseRequest, ReleaseLease, TurnRequest
+from marft.rollout.workers.worker_connection import Leases
 
 
 async def passes() -> None:

@@ -77,10 +77,10 @@ class TestLostWorkers:
         self, reason: str, status: str, said: str, rollouts: WorkerRolloutRunner, capfd: pytest.CaptureFixture[str]
     ) -> None:
         before = rollouts.usage()
-        for link in rollouts._pool.links:
-            link.patience = 6.0  # ticks
+        for link in rollouts._pool.connections:
+            link.timeout_seconds = 6.0  # ticks
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(rollouts._pool, "patience", 6.0)
+            patch.setattr(rollouts._pool, "timeout_seconds", 6.0)
             poisonous, *others = rollouts.play(attempts(reason, "slow", "slow", "slow"))
         assert poisonous.status == status
         assert [(episode.status, episode.total_reward) for episode in others] == [("terminated", 1.0)] * 3
@@ -91,7 +91,7 @@ class TestLostWorkers:
         (again,) = rollouts.play(attempts(reason))  # without losing anybody
         assert (again.status, again.error) == ("failed", poisonous.error)
         assert rollouts.usage()["workers_lost"] == before["workers_lost"] + 3
-        until(lambda: all(link.ready for link in rollouts._pool.links))
+        until(lambda: all(link.ready for link in rollouts._pool.connections))
         if reason == "exits":
             assert "worker 0: " in (err := capfd.readouterr().err)
             assert "good bye" in err
@@ -160,11 +160,11 @@ def test_all_that_is_called_off_at_a_time_closes_its_sessions_and_what_comes_the
     apart = ("--engine.kind", "process", "--engine.threads", "1")
     with run_in(tmp_path, *apart, seconds=2.0, closing=0.5, processes=1) as rollouts:
         rollouts.publish(0)
-        begun = [rollouts.begin([attempt]) for attempt in attempts("fine", "fine", "fine", "fine")]
+        begun = [rollouts.play_in_background([attempt]) for attempt in attempts("fine", "fine", "fine", "fine")]
         until(lambda: len(list(tmp_path.glob("stepping-*-0"))) == 4)
         rollouts.end(begun)
         assert len(list(tmp_path.glob("closed-*"))) == 4
-        (again,) = rollouts.begin(attempts("fine")).outcome.result(60.0)
+        (again,) = rollouts.play_in_background(attempts("fine")).outcome.result(60.0)
         assert again.status == "terminated"
 
 
@@ -197,7 +197,7 @@ def test_what_a_worker_prints_without_end_comes_out_in_pieces(
 ) -> None:
     monkeypatch.setattr("marft.common.processes.child_process.BOOTSTRAP", f"print('x' * {2 * MAX_LINE_BYTES + 7})")
     child = ChildProcess("worker 7", worker_command)
-    assert child.outcome() == "ended itself (exit status 0)"
+    assert child.wait_for_exit() == "ended itself (exit status 0)"
     said = [line.removeprefix("worker 7: ") for line in capfd.readouterr().err.splitlines()]
     assert [len(piece) for piece in said] == [MAX_LINE_BYTES, MAX_LINE_BYTES, 7]
 
@@ -217,13 +217,13 @@ STARTED = """
     import sys
     from pathlib import Path
     from marft.agents.game import Attempt
-    from marft.rollout.local_runner import open_rollouts
+    from marft.rollout.local_runner import open_rollout_runner
     from marft.common.types import Task
     from tests.crews import crew
 
     folder = Path(sys.argv[1])
     run = crew(folder, {"name": "tests.crews:Doomed", "folder": str(folder), "seconds": 600.0}, processes=1)
-    with open_rollouts(run) as rollouts:
+    with open_rollout_runner(run) as rollouts:
         rollouts.play([Attempt(Task(f"fine/{n}", "begin"), "train/0") for n in range(2)])
 """
 

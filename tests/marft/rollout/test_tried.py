@@ -18,9 +18,9 @@ from marft.common.errors import RunError
 from marft.common.types import Episode, Task
 from marft.config.interfaces.engine import Sampler
 from marft.rollout.workers import worker_pool as crews
-from marft.rollout.workers.link import ActiveAttempt, RetriedRollout, WorkerLostError
 from marft.rollout.workers.messages import StartWorker
-from marft.rollout.workers.worker_pool import WorkerPool
+from marft.rollout.workers.worker_connection import ActiveAttempt, WorkerLostError
+from marft.rollout.workers.worker_pool import RetriedRollout, WorkerPool
 
 MAX_RETRIES = 1
 
@@ -113,7 +113,7 @@ def played(
     world: World, attempts: list[Attempt], workers: int, live: int, patch: pytest.MonkeyPatch, *, fails: bool = False,
     max_retries: int = MAX_RETRIES,
 ) -> tuple[list[Episode], WorkerPool]:  # fmt: skip
-    patch.setattr(crews, "Link", world.link)
+    patch.setattr(crews, "WorkerConnection", world.link)
 
     async def whole() -> tuple[list[Episode], WorkerPool]:
         starter = Starts()
@@ -123,7 +123,7 @@ def played(
 
         async def begin(attempt: Attempt) -> RetriedRollout:
             tried = RetriedRollout(attempt, b"")
-            await crew.play(tried)
+            await crew.play_until_ended(tried)
             return tried
 
         try:

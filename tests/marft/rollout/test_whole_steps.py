@@ -18,7 +18,7 @@ from marft.common.types import Episode, Observation, Task, Transition
 from marft.config.algorithm import merge_tables
 from marft.config.algorithms import PRESETS
 from marft.rollout.local_runner import LocalRolloutRunner
-from marft.rollout.rollout_batch import collect
+from marft.rollout.rollout_batch import collect_rollouts
 from marft.runs.state import State
 from tests.dense.report import Report
 from tests.dense.trials import SMOOTH, STARTS, Table, algorithm, episodes_for, steps_of
@@ -271,13 +271,13 @@ class TestDynamicSampling:
             return played
 
         tasks = [Task(name, "o") for name in ("apart", "alike", "also alike", "alike as well")]
-        found = collect(
+        found = collect_rollouts(
             cast(LocalRolloutRunner, SimpleNamespace(run=run, play=play, excluded_tasks={})),
             tasks,
             State(),
             lambda _: None,
         )
-        return {e.task.id for e in found.credit_inputs} if found.metrics["groups_discarded"] < 4 else set()
+        return {e.task.id for e in found.training_episodes} if found.metrics["groups_discarded"] < 4 else set()
 
     def test_the_price_of_length_tells_no_attempts_apart(self, model: Path) -> None:
         assert self.kept(model) == set()

@@ -15,6 +15,7 @@ import pytest
 from marft.agents.game import Attempt, Game
 from marft.agents.team import Team
 from marft.common.errors import EpisodeFailedError, RunError
+from marft.common.processes.connection import AsyncConnection
 from marft.common.types import Choice, Episode, Option, SamplingParams, VersionRange
 from marft.rollout.workers.client import SamplerClient
 from marft.rollout.workers.messages import (
@@ -24,7 +25,6 @@ from marft.rollout.workers.messages import (
     EpisodeEnded,
     LeaseGranted,
     LeaseRequest,
-    MessageStream,
     Ping,
     PlayAttempt,
     Pong,
@@ -156,7 +156,7 @@ class TestTheWorkerItself:
             sent: list[Any] = []
             worker = Worker.__new__(Worker)
             worker.client = SamplerClient(sent.append, ())
-            worker.stream = cast("MessageStream", SimpleNamespace(send=sent.append))
+            worker.stream = cast("AsyncConnection", SimpleNamespace(send=sent.append))
             worker.team = cast("Team", None)
             worker._attempts, worker._received, worker._has_work = set(), 0, asyncio.Event()
 
@@ -196,7 +196,7 @@ class TestAnEpisodeThere:
         async def whole() -> list[Any]:
             sent: list[Any] = []
             worker = Worker.__new__(Worker)
-            worker.stream = cast("MessageStream", SimpleNamespace(send=sent.append))
+            worker.stream = cast("AsyncConnection", SimpleNamespace(send=sent.append))
 
             async def compose(episode: Episode) -> Episode:
                 sent.append("its rewards are worked out")

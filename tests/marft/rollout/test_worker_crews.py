@@ -19,15 +19,16 @@ from marft.agents.organizations import Chain
 from marft.agents.team import Team
 from marft.common.errors import RunError
 from marft.common.processes.launcher import LocalLauncher, NoResourcesError
+from marft.common.processes.supervisor import MAX_STARTS
 from marft.common.types import Episode, Task
 from marft.config.interfaces.engine import Sampler
 from marft.rollout.workers import worker as workers
 from marft.rollout.workers import worker_pool as crews
 from marft.rollout.workers.client import SamplerClient
-from marft.rollout.workers.link import ActiveAttempt, RetriedRollout
 from marft.rollout.workers.messages import AttemptsCanceled, ChangeTeam, StartWorker
 from marft.rollout.workers.worker import Worker
-from marft.rollout.workers.worker_pool import MAX_START_ATTEMPTS, WorkerPool
+from marft.rollout.workers.worker_connection import ActiveAttempt
+from marft.rollout.workers.worker_pool import RetriedRollout, WorkerPool
 from marft.rollout.workers.worker_runner import WorkerRolloutRunner
 from tests.helpers import until
 
@@ -106,7 +107,7 @@ def crewed(
     test: Callable[[WorkerPool, Starts], Awaitable[None]], monkeypatch: pytest.MonkeyPatch, count: int = 1
 ) -> Starts:
     FakeLink.made, FakeLink.failures = [], 0
-    monkeypatch.setattr(crews, "Link", FakeLink)
+    monkeypatch.setattr(crews, "WorkerConnection", FakeLink)
     starts = Starts()
 
     async def whole() -> None:
@@ -139,7 +140,7 @@ class TestCrew:
             FakeLink.made[0].usage = {"x": 2.0}
             FakeLink.made[0].lose()
             with pytest.raises(OSError, match="too many processes"):
-                await crew.play(RetriedRollout(ATTEMPT, b""))
+                await crew.play_until_ended(RetriedRollout(ATTEMPT, b""))
             assert crew.usage() == {"x": 2.0, **NOTHING_LOST, "workers_lost": 1.0}
 
         crewed(test, monkeypatch)
@@ -148,7 +149,7 @@ class TestCrew:
         async def test(crew: WorkerPool, _: Starts) -> None:
             one, other = FakeLink.made
             one.live_count = 1
-            playing = asyncio.create_task(crew.play(tried := RetriedRollout(ATTEMPT, b"")))
+            playing = asyncio.create_task(crew.play_until_ended(tried := RetriedRollout(ATTEMPT, b"")))
             await asyncio.sleep(0.001)
             assert (one.live_count, other.live_count, playing.done()) == (1, 1, False)
             other.played.ended.set_result(None)
@@ -159,11 +160,11 @@ class TestCrew:
 
     def test_an_attempt_waits_for_a_place_to_be_filled_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async def test(crew: WorkerPool, _: Starts) -> None:
-            FakeLink.failures = MAX_START_ATTEMPTS - 1
+            FakeLink.failures = MAX_STARTS - 1
             FakeLink.made[0].lose()
-            playing = asyncio.create_task(crew.play(RetriedRollout(ATTEMPT, b"")))
+            playing = asyncio.create_task(crew.play_until_ended(RetriedRollout(ATTEMPT, b"")))
             await asyncio.sleep(0.2)
-            assert [link.live_count for link in FakeLink.made] == [*[0] * MAX_START_ATTEMPTS, 1]
+            assert [link.live_count for link in FakeLink.made] == [*[0] * MAX_STARTS, 1]
             assert crew.lost_count == 1
             FakeLink.made[-1].played.ended.set_result(None)
             await playing
@@ -177,7 +178,7 @@ class TestCrew:
             FakeLink.made[0].lose()
             await asyncio.sleep(0.05)
             assert len(FakeLink.made) == 3
-            assert {link.given for link in FakeLink.made} == {(crew.engine, crew._leases, crew.patience)}
+            assert {link.given for link in FakeLink.made} == {(crew.engine, crew._leases, crew.timeout_seconds)}
 
         crewed(test, monkeypatch, count=2)
 
@@ -196,7 +197,7 @@ class TestCrew:
             starts.full = True
             FakeLink.made[0].lose()
             with pytest.raises(RunError, match="worker 0 was lost and cannot be started again: no node has room"):
-                await crew.play(RetriedRollout(ATTEMPT, b""))
+                await crew.play_until_ended(RetriedRollout(ATTEMPT, b""))
             assert len(starts.places) == 1
 
         crewed(test, monkeypatch)
@@ -208,7 +209,7 @@ class TestCrew:
             lost.lose()
             await asyncio.sleep(0.05)
             assert len(crew._failed_workers) == 1
-            alone = asyncio.create_task(crew.play(RetriedRollout(ATTEMPT, b"", max_concurrent=1)))
+            alone = asyncio.create_task(crew.play_until_ended(RetriedRollout(ATTEMPT, b"", max_concurrent=1)))
             await asyncio.sleep(0.001)
             assert not alone.done()
             left.live_count = 0
@@ -235,9 +236,9 @@ class TestCrew:
     ) -> None:
         async def test(crew: WorkerPool, _: Starts) -> None:
             (link,), one = FakeLink.made, FakeLink.made[0].played
-            first = asyncio.create_task(crew.play(RetriedRollout(ATTEMPT, b"")))
+            first = asyncio.create_task(crew.play_until_ended(RetriedRollout(ATTEMPT, b"")))
             await asyncio.sleep(0)
-            alone = asyncio.create_task(crew.play(RetriedRollout(ATTEMPT, b"", max_concurrent=1)))
+            alone = asyncio.create_task(crew.play_until_ended(RetriedRollout(ATTEMPT, b"", max_concurrent=1)))
             await asyncio.sleep(0.001)
             one.ended.set_result(None)
             await first
@@ -258,7 +259,7 @@ class TestCrew:
         async def test(crew: WorkerPool, _: Starts) -> None:
             (link,) = FakeLink.made
             link.max_concurrent = 0
-            playing = asyncio.create_task(crew.play(RetriedRollout(ATTEMPT, b"")))
+            playing = asyncio.create_task(crew.play_until_ended(RetriedRollout(ATTEMPT, b"")))
             await asyncio.sleep(0.01)
             assert link.live_count == 0
             await crew.cancel()
@@ -274,8 +275,8 @@ class TestCrew:
             FakeLink.failures = 99
             FakeLink.made[0].lose()
             with pytest.raises(RunError, match="worker 0 was lost and cannot be started again: it ended itself"):
-                await crew.play(RetriedRollout(ATTEMPT, b""))
-            assert len(FakeLink.made) == 1 + MAX_START_ATTEMPTS
+                await crew.play_until_ended(RetriedRollout(ATTEMPT, b""))
+            assert len(FakeLink.made) == 1 + MAX_STARTS
 
         crewed(test, monkeypatch)
 
@@ -335,7 +336,7 @@ class TestCallingOff:
 
         rollouts = WorkerRolloutRunner.__new__(WorkerRolloutRunner)
         rollouts._gate, rollouts.team = asyncio.Semaphore(2), Team((), Chain())
-        rollouts._pool = cast("Any", SimpleNamespace(play=play, wait_for_episode=None, cancel=lambda: noted("called off"),
+        rollouts._pool = cast("Any", SimpleNamespace(play_until_ended=play, wait_for_episode=None, cancel=lambda: noted("called off"),
                                                      usage=lambda: {"x": 1.0, "workers_lost": 0.0}))  # fmt: skip
         rollouts.engine = cast("Any", SimpleNamespace(wait_idle=lambda: noted("settled"), usage=lambda: {"x": 2.0}))
         with pytest.raises(ValueError, match="cannot be sent"):

@@ -16,12 +16,14 @@ import pytest
 from marft.agents.game import Attempt, Replay
 from marft.common.errors import EpisodeFailedError
 from marft.common.processes.child_process import ChildProcess
+from marft.common.processes.connection import AsyncConnection
+from marft.common.processes.messages import LENGTHS
 from marft.common.processes.remote_error import RemoteError
 from marft.common.types import ActionKey, Completion, Episode, Fork, Prompt, SamplingParams, Task
 from marft.config.interfaces.engine import Sampler
-from marft.rollout.workers.link import Link, RetriedRollout, WorkerLostError
 from marft.rollout.workers.messages import (
-    HEADER,
+    TO_WORKER,
+    VALUES,
     AttemptFailed,
     AttemptsCanceled,
     CancelAttempts,
@@ -31,7 +33,6 @@ from marft.rollout.workers.messages import (
     EpisodeRewarded,
     LeaseGranted,
     LeaseRequest,
-    MessageStream,
     Ping,
     PlayAttempt,
     Pong,
@@ -44,6 +45,8 @@ from marft.rollout.workers.messages import (
     TurnRequest,
     WorkerReady,
 )
+from marft.rollout.workers.worker_connection import WorkerConnection, WorkerLostError
+from marft.rollout.workers.worker_pool import RetriedRollout
 
 KEY, BEGIN = ActionKey("s", "t", 0, 0, "a", 0), StartWorker(b"", b"", 0)
 PROMPT = Prompt(np.array([1, 2], np.int32), 3, ({"role": "user", "content": "hi"},))
@@ -87,14 +90,14 @@ class Stub:
     def end(self) -> None:
         self.ended += 1
 
-    def outcome(self) -> str:
+    def wait_for_exit(self) -> str:
         return "ended itself (exit status 3)"
 
 
 class Peer:
     """The other end of a link: says what a test has it say, and keeps what it heard."""
 
-    def __init__(self, wire: MessageStream, link: Link, engine: Engine, child: Stub) -> None:
+    def __init__(self, wire: AsyncConnection, link: WorkerConnection, engine: Engine, child: Stub) -> None:
         self.wire, self.link, self.engine, self.child = wire, link, engine, child
         self.heard: list[Any] = []
 
@@ -111,7 +114,7 @@ class Peer:
     async def listen(self) -> None:
         try:
             while True:
-                self.heard += await self.wire.receive()
+                self.heard += await self.wire.receive_together()
         except EOFError:
             return
 
@@ -127,9 +130,9 @@ class Peer:
 async def linked(engine: Engine, leases: Any = None, patience: float = 3.0) -> AsyncIterator[Peer]:
     mine, theirs = socket.socketpair()
     child = Stub(mine)
-    link = Link(cast("ChildProcess", child), cast("Sampler", engine), leases, patience)
+    link = WorkerConnection(cast("ChildProcess", child), cast("Sampler", engine), leases, patience)
     starting = asyncio.create_task(link.start(BEGIN))
-    worker = Peer(await MessageStream.open(theirs), link, engine, child)
+    worker = Peer(await AsyncConnection.from_socket(theirs, TO_WORKER, VALUES), link, engine, child)
     listening = asyncio.create_task(worker.listen())
     await worker.says(WorkerReady(7, (), {"x": 1.0}))
     await starting
@@ -257,10 +260,34 @@ class TestEpisodes:
 
         held_to(test, Engine())
 
+    def test_what_it_played_is_lost_even_if_its_end_cannot_be_waited_for_and_the_engine_fails(self) -> None:
+        """The run once waited for it without end."""
+
+        async def test(worker: Peer) -> None:
+            def fail() -> str:
+                raise OSError("no such process")
+
+            @contextmanager
+            def broken_wait() -> Iterator[None]:
+                yield
+                raise KeyError("engine")
+
+            worker.child.wait_for_exit = fail  # type: ignore[method-assign]
+            worker.engine.external_wait = broken_wait  # type: ignore[method-assign]
+            playing = worker.link.play(ATTEMPT, b"team")
+            await worker.goes()
+            for future in (playing.ended, playing.episode):
+                with pytest.raises(WorkerLostError, match="that played it ended for an unknown reason"):
+                    await future
+            assert worker.link._listen_task is not None
+            assert isinstance(worker.link._listen_task.exception(), KeyError)
+
+        held_to(test, Engine())
+
     def test_one_that_talks_nonsense_is_ended_and_that_is_said_of_what_it_played(self) -> None:
         async def test(worker: Peer) -> None:
             playing = worker.link.play(ATTEMPT, b"team")
-            worker.wire._writer.write(HEADER.pack(5) + b"abcde")
+            worker.wire._writer.write(LENGTHS.pack(5, 5) + b"abcde")
             await asyncio.wait_for(worker.link.exited, 5.0)
             assert worker.child.ended == 1
             with pytest.raises(WorkerLostError, match="sent what cannot be read, and was ended") as lost:

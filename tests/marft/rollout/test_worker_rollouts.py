@@ -13,8 +13,7 @@ from marft.agents.play import keep_rewards
 from marft.agents.team import Team
 from marft.common.types import Episode
 from marft.rollout.local_runner import LocalRolloutRunner
-from marft.rollout.workers.link import RetriedRollout
-from marft.rollout.workers.worker_pool import GRACE_SECONDS, WorkerPool
+from marft.rollout.workers.worker_pool import GRACE_SECONDS, RetriedRollout, WorkerPool
 from marft.rollout.workers.worker_runner import WorkerRolloutRunner
 from tests.helpers import settings
 from tests.marft.rollout.test_worker_crews import ATTEMPT, Starts
@@ -29,13 +28,13 @@ def test_a_crew_is_as_the_recipe_says_and_what_it_sets_aside_is_set_aside_for_th
 
     rollouts = WorkerRolloutRunner.__new__(WorkerRolloutRunner)
     rollouts.run = settings("tiny", "runs", "--rollout.max_retries", "6", "--rollout.timeout_seconds", "11")
-    rollouts.excluded_tasks, rollouts._starter = {}, Starts()
+    rollouts.excluded_tasks, rollouts._launcher = {}, Starts()
     rollouts.engine = cast("Any", "the engine")
     rollouts._samplers = cast("Any", SimpleNamespace(renderer=SimpleNamespace(formats={})))
     monkeypatch.setattr("marft.rollout.workers.worker_runner.WorkerPool", Asked)
     crew = asyncio.run(rollouts._start_pool(b"", cast("Any", ["a worker"])))
-    assert (crew.max_retries, crew.patience, crew.engine) == (6, 11.0 + GRACE_SECONDS, "the engine")
-    assert crew.starter is rollouts._starter
+    assert (crew.max_retries, crew.timeout_seconds, crew.engine) == (6, 11.0 + GRACE_SECONDS, "the engine")
+    assert crew.launcher is rollouts._launcher
     assert crew.excluded_tasks is rollouts.excluded_tasks
 
 
@@ -58,7 +57,7 @@ class TestTheGate:
             rollouts = WorkerRolloutRunner.__new__(WorkerRolloutRunner)
             rollouts._gate = asyncio.Semaphore(2)
             rollouts.team = team = Team((), Chain())
-            rollouts._pool = cast("Any", SimpleNamespace(play=play, wait_for_episode=episode))
+            rollouts._pool = cast("Any", SimpleNamespace(play_until_ended=play, wait_for_episode=episode))
             rollouts.engine = cast("Any", SimpleNamespace(wait_idle=nothing))
             await asyncio.gather(*(rollouts._play([ATTEMPT] * 3, team, lambda _: None) for _ in range(3)))
 

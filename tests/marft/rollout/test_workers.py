@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from marft.agents.game import Attempt
-from marft.common.errors import RunError
+from marft.common.errors import RunError, UserError
 from marft.common.processes.remote_error import RemoteError
 from marft.common.types import Episode
 from marft.config import RunSettings, load_recipe, parse_recipe
@@ -20,7 +20,7 @@ from marft.config.bundled import bundled_names
 from marft.config.plugins import find_plugin
 from marft.evaluation.evaluate import evaluate
 from marft.rollout.fork_plans import play_counterfactuals
-from marft.rollout.local_runner import LocalRolloutRunner, open_rollouts
+from marft.rollout.local_runner import LocalRolloutRunner, open_rollout_runner
 from marft.rollout.runner import RolloutRunner
 from marft.rollout.workers.worker_runner import WorkerRolloutRunner
 from marft.runs.run_folder import RunFolder
@@ -46,10 +46,12 @@ def crowd(output: Path, processes: int) -> RunSettings:
 
 def played(run: RunSettings) -> tuple[list[Episode], list[Episode]]:
     """What attempts come to, and the forks at every one of their actions."""
-    with open_rollouts(run) as rollouts:
+    with open_rollout_runner(run) as rollouts:
         rollouts.publish(3)
         tasks = run.environment.tasks("train")[:3]  # type: ignore[attr-defined]
-        attempts = [Attempt(task, "train/0", sample, critic_states=True) for task in tasks for sample in range(2)]
+        attempts = [
+            Attempt(task, "train/0", sample, record_critic_states=True) for task in tasks for sample in range(2)
+        ]
         done: list[str] = []
         episodes = rollouts.play(attempts, on_done=lambda episode: done.append(episode.name))
         assert sorted(done) == sorted(episode.name for episode in episodes)
@@ -106,7 +108,7 @@ class TestTheSame:
         results = []
         for processes in (0, 1):
             run = settings("tiny", tmp_path, "--rollout.workers", str(processes))
-            with open_rollouts(run) as rollouts:
+            with open_rollout_runner(run) as rollouts:
                 tasks = run.environment.tasks("test")[:6]  # type: ignore[attr-defined]
                 results.append(evaluate(rollouts, "base", "greedy", tasks))
         assert told(results[1][1]) == told(results[0][1])
@@ -141,7 +143,7 @@ class TestTravelling:
         with pytest.raises(ValueError, match="no environment is called 'nowhere'") as meant:
             find_plugin("environments", "nowhere")
         arrived = RemoteError.from_error(meant.value).to_error("a worker process")
-        assert (type(arrived), str(arrived)) == (ValueError, str(meant.value))
+        assert (type(arrived), str(arrived)) == (UserError, str(meant.value))
         assert isinstance(RemoteError.from_error(RunError("enough")).to_error("a worker process"), RunError)
         with pytest.raises(ValueError, match="invalid literal") as unforeseen:
             int("one")

@@ -90,7 +90,7 @@ def test_while_the_critic_warms_up_advantages_are_given_to_no_objective(tmp_path
 
 def test_of_a_step_that_was_undone_nothing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine, told = begun(recipe(tmp_path, "grpo")), list[ActionCredit]()
-    careful = non_finite_guard.NonFiniteGuard(mine, lambda _: None)
+    careful = non_finite_guard.NonFiniteGuard(mine)
     monkeypatch.setattr(non_finite_guard, "find_non_finite", lambda _: ["policies.actor"])
     assert careful.learn(episodes(2), START, told.extend)["reverted_steps"] == 1.0
     assert not told

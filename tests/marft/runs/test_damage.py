@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from marft.common.errors import UserError
+from marft.common.version import __version__
 from marft.config import RunSettings
 from marft.evaluation.report import write_report
 from marft.rollout.local_runner import LocalRolloutRunner
@@ -77,25 +79,25 @@ class TestDamage:
     def test_a_bad_line_of_the_metrics_takes_no_other_with_it(self, mine: tuple[RunSettings, RunFolder]) -> None:
         """Everything after it was once deleted."""
         run, folder = mine
-        lines = folder.metrics.read_bytes().splitlines(keepends=True)
+        lines = folder.metrics_path.read_bytes().splitlines(keepends=True)
         damaged = b"\x00\xff half a line\n" + lines[1]
-        folder.metrics.write_bytes(damaged)
+        folder.metrics_path.write_bytes(damaged)
         assert [row["step"] for row in folder.read_metrics()] == [2]
         assert folder.metrics_problems() == ["line 1 cannot be read"]
         write_report(folder)
-        assert "metrics.jsonl: line 1 cannot be read" in folder.report.read_text()
+        assert "metrics.jsonl: line 1 cannot be read" in folder.report_path.read_text()
         observer = Listening()
         train(run, folder, resume=True, callbacks=[observer])
         (note,) = observer.notes
         assert "line 1 cannot be read; nothing is known of step 1" in note
         assert "metrics.damaged-1.jsonl" in note
         assert (folder.path / "metrics.damaged-1.jsonl").read_bytes() == damaged
-        assert folder.metrics.read_bytes() == lines[1]
+        assert folder.metrics_path.read_bytes() == lines[1]
 
     def test_a_changed_number_in_the_metrics_is_noticed(self, mine: tuple[RunSettings, RunFolder]) -> None:
         run, folder = mine
         rows = folder.read_metrics()
-        folder.metrics.write_text("".join(json.dumps({**row, "reward": 1.0}) + "\n" for row in rows))
+        folder.metrics_path.write_text("".join(json.dumps({**row, "reward": 1.0}) + "\n" for row in rows))
         observer = Listening()
         train(run, folder, resume=True, callbacks=[observer])
         assert "not those that were written" in observer.notes[0]
@@ -225,7 +227,7 @@ class TestDamage:
 
     def test_metrics_are_numbers(self, mine: tuple[RunSettings, RunFolder]) -> None:
         _, folder = mine
-        folder.metrics.write_text(
+        folder.metrics_path.write_text(
             '{"step": 1, "episodes": "many"}\n{"step": 2, "reward": [1]}\n{"step": 3, "reward": null}\n'
         )
         assert folder.read_metrics() == [{"step": 3, "reward": None}]
@@ -266,8 +268,8 @@ class TestDamage:
     @pytest.mark.parametrize(
         ("key", "value"),
         [
-            ("step", "2"), ("step", 2.0), ("step", True), ("step", -1), ("best_score", "high"), ("parts", [1.0]),
-            ("parts", {"mean": "x"}), ("tasks_drawn", None), ("log", {"length": "1", "digest": ""}), ("log", []),
+            ("step", "2"), ("step", 2.0), ("step", True), ("step", -1), ("best_score", "high"), ("component_state", [1.0]),
+            ("component_state", {"mean": "x"}), ("tasks_drawn", None), ("log", {"length": "1", "digest": ""}), ("log", []),
             ("files", ["recipe.toml"]), ("models", {"models.base": 1}), ("version", 1), ("more", 1),
         ],
     )  # fmt: skip
@@ -283,10 +285,35 @@ class TestDamage:
         assert f"state.json holds what no run writes: {key}" in problem
         assert "\n" not in problem
 
+    @pytest.mark.parametrize(
+        ("changes", "hint"),
+        [
+            ({}, "; the likely cause is that another version of MARFT wrote it"),
+            ({"version": "0.0.7"}, f"; it was written by another version of MARFT (0.0.7; this is {__version__})"),
+        ],
+    )
+    def test_a_state_of_another_version_is_said_to_be_one(
+        self, mine: tuple[RunSettings, RunFolder], changes: dict[str, Any], hint: str
+    ) -> None:
+        newest = mine[1].checkpoints / "step_000002"
+        rewritten(newest, {"returns": {}, **changes})
+        with pytest.raises(UserError) as raised:
+            read_record(newest)
+        assert str(raised.value).endswith(f"holds what no run writes: returns: Unexpected keyword argument{hint}")
+
+    @pytest.mark.parametrize("content", ["null", "3", "[]", '"digest"'])
+    def test_a_state_that_is_no_table_is_said_to_be_none(
+        self, mine: tuple[RunSettings, RunFolder], content: str
+    ) -> None:
+        newest = mine[1].checkpoints / "step_000002"
+        (newest / "state.json").write_text(content)
+        with pytest.raises(UserError, match=r"step_000002 is no whole checkpoint: state\.json holds no table$"):
+            read_record(newest)
+
     def test_a_state_that_says_nothing_of_tasks_set_aside_has_none(self, mine: tuple[RunSettings, RunFolder]) -> None:
         newest = mine[1].checkpoints / "step_000002"
         table = json.loads((newest / "state.json").read_text())
-        del table["set_aside"]
+        del table["excluded_tasks"]
         (newest / "state.json").write_text(json.dumps(table))
         rewritten(newest, {})
-        assert read_record(newest).state.set_aside == {}
+        assert read_record(newest).state.excluded_tasks == {}

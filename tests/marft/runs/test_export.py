@@ -13,6 +13,7 @@ import torch
 import yaml
 from peft import LoraConfig
 
+from marft.common.atomic import digest_of_json
 from marft.common.types import Episode
 from marft.config.bundled import bundled_models
 from marft.config.python_objects import check_objects
@@ -27,7 +28,7 @@ from marft.runs.export.model_card import _with_llama
 from marft.runs.export.recipe import ExportRecipe, check_bases, export_recipe, load_settings
 from marft.runs.export.weights import _public_adapter_config, _remove_sampling
 from marft.runs.run_folder import RunFolder
-from marft.runs.state import CheckpointRecord, digest_of_table
+from marft.runs.state import CheckpointRecord
 from tests.exports import Plain, merged_logits, texts_in, whole
 from tests.helpers import write_evaluation
 from tests.nights import NIGHT
@@ -88,7 +89,7 @@ class TestWhatPeftMakesOfIt:
     @pytest.mark.skipif(not NIGHT, reason="the same on a hundred tasks: make nightly")
     def test_also_on_a_hundred_tasks(self, exported: Export, tmp_path: Path, trained: RunFolder) -> None:
         many = shutil.copytree(trained.path, tmp_path / "test")
-        recipe = RunFolder(many).config
+        recipe = RunFolder(many).config_path
         recipe.write_text(recipe.read_text().replace("held_out_tasks = 16", "held_out_tasks = 200"))
         self.says_the_same(RunFolder(many), exported, 100)
 
@@ -213,7 +214,7 @@ class TestWhole:
         table = json.loads((copy / "team.json").read_text())
         del table["digest"]
         table["files"][name] = {"sha256": "0", "bytes": 0}
-        (copy / "team.json").write_text(json.dumps({**table, "digest": digest_of_table(table)}))
+        (copy / "team.json").write_text(json.dumps({**table, "digest": digest_of_json(table)}))
         with pytest.raises(ValueError, match="which is no file of an export"):
             load_export(copy)
 
@@ -250,7 +251,7 @@ class TestWriting:
         assert not (tmp_path / "team").exists()
 
     def test_what_names_one_all_the_same_is_told_and_not_as_left_out(
-        self, trained: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, trained: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         def names_one(*words: Any) -> ExportRecipe:
             out = export_recipe(*words)
@@ -260,10 +261,11 @@ class TestWriting:
 
         monkeypatch.setattr("marft.runs.export.exporter.list_local_folders", lambda *_: ["/tmp/x"])
         monkeypatch.setattr("marft.runs.export.exporter.export_recipe", names_one)
-        said: list[str] = []
-        folder = export_run(trained, "last", tmp_path / "team", note=said.append)
-        assert said[-1].startswith("agents.0.instructions of recipe.toml names /tmp/x, a folder of this machine")
-        assert not [sentence for sentence in said if "left out" in sentence]
+        folder = export_run(trained, "last", tmp_path / "team")
+        assert caplog.messages[-1].startswith(
+            "agents.0.instructions of recipe.toml names /tmp/x, a folder of this machine"
+        )
+        assert not [sentence for sentence in caplog.messages if "left out" in sentence]
         card = (folder / "README.md").read_text()
         assert "- agents.0.instructions of recipe.toml" in card
         assert "/tmp/x" not in card
@@ -302,7 +304,7 @@ class TestWriting:
 
     @pytest.mark.slow
     def test_a_policy_without_lora_goes_whole_and_a_frozen_one_with_its_adapter(
-        self, trained: RunFolder, tmp_path: Path
+        self, trained: RunFolder, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         template, adapter = tmp_path / "own.jinja", trained.saved_steps()[-1] / "policies" / "reasoner"
         template.write_text(
@@ -313,13 +315,12 @@ class TestWriting:
             "--policies.actor", "{ model = 'second', train = 'full' }",
             "--policies.reasoner", f"{{ model = 'base', train = 'frozen', adapter = '{adapter}' }}",
         )  # fmt: skip
-        said: list[str] = []
-        exported = load_export(export_run(folder, "last", tmp_path / "team", note=said.append))
+        exported = load_export(export_run(folder, "last", tmp_path / "team"))
         reasoner, actor = (exported.manifest.policies[name] for name in ("reasoner", "actor"))
         assert (actor.kind, actor.path, reasoner.kind) == ("weights", "policies/actor", "adapter")
         assert set(exported.manifest.models) == {"base", "actor"}
         assert not [name for name in exported.manifest.files if "second" in name and not name.startswith("templates")]
-        assert any(f"line 1 of templates/second.jinja names {folder.path}" in sentence for sentence in said)
+        assert any(f"line 1 of templates/second.jinja names {folder.path}" in sentence for sentence in caplog.messages)
         before = greedy_episodes(folder, 2)
         with LocalRolloutRunner(load_settings(exported)) as rollouts:
             after = evaluate(rollouts, "export", "greedy", read_tasks(run.environment, "test")[:2])[1]
@@ -328,7 +329,7 @@ class TestWriting:
 
 class TestManifestAndCard:
     def test_the_manifest_says_who_sees_whom_and_how_it_did(
-        self, mine: tuple[object, RunFolder], tmp_path: Path
+        self, mine: tuple[object, RunFolder], tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         folder = mine[1]
         for checkpoint, accuracy in (("base", 0.25), ("step_000002", 0.75), ("step_000001", 0.5)):
@@ -338,9 +339,8 @@ class TestManifestAndCard:
                 "reward": accuracy, "reward_interval": None, "agents": {}, "outcomes": {}, "rewards": {},
             }  # fmt: skip
             write_evaluation(folder, evaluation, f"{checkpoint}-greedy")
-        said: list[str] = []
-        manifest = load_export(export_run(folder, "last", tmp_path / "team", note=said.append)).manifest
-        assert said == []
+        manifest = load_export(export_run(folder, "last", tmp_path / "team")).manifest
+        assert not caplog.records
         assert manifest.sees == {"actor": ("reasoner",), "reasoner": ()}
         assert [one["accuracy"] for one in manifest.evaluations] == [0.25, 0.75]
         card = (tmp_path / "team" / "README.md").read_text()
@@ -357,10 +357,11 @@ class TestManifestAndCard:
         assert set(names["model"].peft_config) == {"reasoner", "actor"}
         assert names["model"].generation_config.repetition_penalty in (None, 1.0)
 
-    def test_without_an_evaluation_both_say_so(self, trained: RunFolder, tmp_path: Path) -> None:
-        said: list[str] = []
-        export_run(trained, "last", tmp_path / "team", note=said.append)
-        assert "no evaluation of step_000002 is saved" in said[0]
+    def test_without_an_evaluation_both_say_so(
+        self, trained: RunFolder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        export_run(trained, "last", tmp_path / "team")
+        assert "no evaluation of step_000002 is saved" in caplog.messages[0]
         assert "was not evaluated before it was exported" in (tmp_path / "team" / "README.md").read_text()
 
     def test_an_adapter_names_its_base_as_others_find_it(self, exported: Export, tmp_path: Path) -> None:

@@ -60,15 +60,16 @@ def test_it_plays_what_an_evaluation_as_that_team_plays(
     assert said == {role: pytest.approx(sum(many) / len(many)) for role, many in lengths.items()}
 
 
-def test_the_manifest_and_the_card_say_what_is_another(trained: RunFolder, line: Path, tmp_path: Path) -> None:
-    said: list[str] = []
-    path = export_run(trained, "last", tmp_path / "out", target_team=read_team_change(line), note=said.append)
+def test_the_manifest_and_the_card_say_what_is_another(
+    trained: RunFolder, line: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = export_run(trained, "last", tmp_path / "out", target_team=read_team_change(line))
     manifest = load_export(path).manifest
     assert manifest.reorganized["name"] == "line"
     assert (manifest.reorganized["added"], manifest.reorganized["removed"]) == (["second"], [])
     assert manifest.sees == {}, "nobody has recorded this team"
     assert manifest.evaluations == ()
-    assert any("--team-file line.toml" in sentence for sentence in said)
+    assert any("--team-file line.toml" in sentence for sentence in caplog.messages)
     assert (
         "trained as `chain`, and plays as `graph` (`line`); added since: `second`" in (path / "README.md").read_text()
     )

@@ -233,7 +233,7 @@ class TestFaults:
         status, said = marft(capsys, "train", str(recipe))
         assert status == 1
         assert said == (
-            "marft: credit 'their_parts:Careless' raised ZeroDivisionError: division by zero (their_parts.py:7). "
+            "marft: Careless.assign raised ZeroDivisionError: division by zero (their_parts.py:7). "
             f"The traceback is in {tmp_path / 'test' / 'error.txt'}; --debug prints it.\n"
         )
         kept = (tmp_path / "test" / "error.txt").read_text()
@@ -305,10 +305,19 @@ class TestFaults:
         status, said = marft(capsys, "algorithms")
         assert status == 1
         assert said == (
-            "marft: unforeseen: AssertionError: no such invariant (test_faults.py:LINE). The traceback is in "
-            "marft-error.txt; --debug prints it.\n".replace("LINE", str(broken.__code__.co_firstlineno + 1))
+            f"marft: {broken.__qualname__.replace('<locals>.', '')} raised AssertionError: no such invariant "
+            f"(test_faults.py:{broken.__code__.co_firstlineno + 1}). The traceback is in marft-error.txt; "
+            "--debug prints it.\n"
         )
         assert "no such invariant" in Path("marft-error.txt").read_text()
+
+    def test_an_error_in_marft_alone_is_unforeseen_and_names_no_part(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("marft.cli.listings.list_algorithms", {}.__getitem__)  # raises without a line of its own
+        status, said = marft(capsys, "algorithms")
+        assert status == 1
+        assert said == ("marft: unforeseen: KeyError: ''. The traceback is in marft-error.txt; --debug prints it.\n")
 
     def test_a_traceback_replaces_a_link_and_does_not_follow_it(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -330,7 +339,7 @@ class TestFaults:
         monkeypatch.setattr(errors, "write_file", refuse)
         with pytest.raises(SystemExit), errors.report_errors():
             raise KeyError("gone")
-        assert "unforeseen: KeyError: 'gone'" in (said := capsys.readouterr().err)
+        assert " raised KeyError: 'gone'" in (said := capsys.readouterr().err)
         assert "--debug prints the traceback" in said
 
     def test_a_value_error_of_a_library_is_a_fault_and_not_the_users_mistake(
@@ -339,7 +348,7 @@ class TestFaults:
         with pytest.raises(SystemExit) as ended, errors.report_errors():
             int("no number")
         assert ended.value.code == 1
-        assert "unforeseen: ValueError: invalid literal for int()" in capsys.readouterr().err
+        assert " raised ValueError: invalid literal for int()" in capsys.readouterr().err
 
     def test_where_no_folder_for_temporary_files_takes_any_it_is_said_and_not_a_second_error(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -359,7 +368,7 @@ class TestFaults:
         (tmp_path / "nowhere").write_text("")
         with pytest.raises(SystemExit), errors.report_errors():
             raise KeyError("odd")
-        assert "unforeseen: KeyError: 'odd'" in capsys.readouterr().err
+        assert " raised KeyError: 'odd'" in capsys.readouterr().err
 
     def test_causes_that_go_in_a_circle_are_followed_once(self, capsys: pytest.CaptureFixture[str]) -> None:
         """What asyncio passes on from a thread can be its own cause's context: the command once never ended."""
@@ -367,7 +376,7 @@ class TestFaults:
         first.__cause__, second.__context__ = second, first
         with pytest.raises(SystemExit), errors.report_errors():
             raise first
-        assert "unforeseen: KeyError: 'first'" in capsys.readouterr().err
+        assert " raised KeyError: 'first'" in capsys.readouterr().err
 
     def test_a_very_long_message_is_cut(self, capsys: pytest.CaptureFixture[str]) -> None:
         error = OSError(errno.ENOSPC, "full", "x" * 10_000_000)

@@ -39,8 +39,8 @@ class TestGoingOn:
 
     def test_a_recipe_that_was_edited_by_hand_is_caught(self, mine: tuple[RunSettings, RunFolder]) -> None:
         _, folder = mine
-        text = folder.config.read_text()
-        folder.config.write_text(text.replace("learning_rate = 0.01", "learning_rate = 0.02"))
+        text = folder.config_path.read_text()
+        folder.config_path.write_text(text.replace("learning_rate = 0.01", "learning_rate = 0.02"))
         with pytest.raises(ValueError, match=r"algorithm.optimizer.learning_rate: 0.01 → 0.02"):
             train(folder.settings(), folder, resume=True)
 
@@ -109,12 +109,12 @@ class TestGoingOn:
     ) -> None:
         _, folder = mine
         copy = folder.checkpoints / "step_000002" / "recipe.toml"
-        folder.config.write_text("name = ")
+        folder.config_path.write_text("name = ")
         text = command(capsys, "train", str(folder.path), "--resume", status=2)
         assert f"The recipe it was made with is in {copy}" in text
-        folder.config.unlink()
+        folder.config_path.unlink()
         assert f"is in {copy}" in command(capsys, "train", str(folder.path), "--resume", status=2)
-        folder.config.write_bytes(copy.read_bytes())
+        folder.config_path.write_bytes(copy.read_bytes())
         assert "2 steps were trained" in command(capsys, "train", str(folder.path), "--resume")
 
     @BY_NIGHT
@@ -159,10 +159,10 @@ class TestGoingOn:
     ) -> None:
         """The run once said that it was trained, and its recipe that it was shorter than it is."""
         _, folder = mine
-        before = folder.config.read_text()
+        before = folder.config_path.read_text()
         text = command(capsys, "train", str(folder.path), "--resume", "--training.steps", "1", status=2)
         assert "training.steps = 1, and the run has done 2 already: to go on, give a larger number" in text
-        assert folder.config.read_text() == before
+        assert folder.config_path.read_text() == before
 
     @pytest.mark.parametrize("name", ["episodes", "checkpoints", "metrics.jsonl"])
     def test_a_link_in_the_place_of_what_the_run_writes_is_refused(
@@ -297,7 +297,7 @@ class TestSetAside:
         run = settings("tiny", tmp_path, "--training.steps", "1", "--checkpoints.every", "1")
         folder = RunFolder.create(run)
         poison = training.load_training_tasks(run)[0].id
-        opened = training.open_rollouts
+        opened = training.open_rollout_runner
 
         def losing(run: RunSettings, **more: bool) -> object:
             rollouts = opened(run, **more)
@@ -305,9 +305,9 @@ class TestSetAside:
             return rollouts
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(training, "open_rollouts", losing)
+            patch.setattr(training, "open_rollout_runner", losing)
             state = train(run, folder)
-        assert dict(state.set_aside) == {poison: "it ended its workers"}
+        assert dict(state.excluded_tasks) == {poison: "it ended its workers"}
         longer = run.model_copy(update={"training": run.training.model_copy(update={"steps": 2})})
         state = train(longer, folder, resume=True)
-        assert dict(state.set_aside) == {poison: "it ended its workers"}
+        assert dict(state.excluded_tasks) == {poison: "it ended its workers"}

@@ -14,7 +14,7 @@ import torch
 from marft.config import RunSettings
 from marft.evaluation.guards.history import ROLLBACK_KEY
 from marft.evaluation.guards.monitor import GuardMonitor, replay_messages
-from marft.rollout.local_runner import LocalRolloutRunner, open_rollouts
+from marft.rollout.local_runner import LocalRolloutRunner, open_rollout_runner
 from marft.runs.checkpoints import CheckpointManager, restore, steps_to_keep
 from marft.runs.metrics_log import LogDigest
 from marft.runs.run_folder import RunFolder, parse_step
@@ -59,7 +59,7 @@ def test_a_collapse_goes_back_with_lower_rates_as_often_as_it_may_and_all_of_it_
     assert next(iter(backs.values())) == 0
     rates = [row["policies/actor/learning_rate"] for row in rows]
     guards = hot(folder.path.parent, "--guards.on_collapse", "rollback").guards
-    watch, cooled = GuardMonitor(guards, (), lambda _: None), 1.0
+    watch, cooled = GuardMonitor(guards, ()), 1.0
     for row, rate in zip(rows, rates, strict=True):
         assert rate == pytest.approx(cooled)
         watch.check(row)
@@ -68,7 +68,7 @@ def test_a_collapse_goes_back_with_lower_rates_as_often_as_it_may_and_all_of_it_
             cooled *= watch.learning_rate_factor()
             watch.roll_back(int(row[ROLLBACK_KEY]))
     state = verify(folder.checkpoints / "step_000009")
-    assert (state.returns, state.cooled) == (len(backs), pytest.approx(cooled))
+    assert (state.rollbacks, state.learning_rate_scale) == (len(backs), pytest.approx(cooled))
     said = replay_messages(guards, rows)
     assert [text for text in said if text in notes] == said
     assert sum("the run goes back to the checkpoint of step" in text for text in said) == len(backs)
@@ -107,7 +107,7 @@ def test_no_checkpoint_that_was_given_up_stays_the_best_one(
         (folder.checkpoints / f"step_{step:06d}").mkdir(parents=True)
         (folder.checkpoints / f"step_{step:06d}" / "state.json").write_text("{}")
     checkpoints, learner = CheckpointManager(folder, run.checkpoints), cast("Any", SimpleNamespace(optimizers={}))
-    goes_back = Rollback(run, checkpoints, cast("Any", None), learner, lambda _: None, lambda _: None)
+    goes_back = Rollback(run, checkpoints, cast("Any", None), learner, lambda _: None)
     then = State(step=4, best_step=best_then[0], best_score=best_then[1], best_by="reward")
     now = State(step=8, best_step=best_now[0], best_score=best_now[1], best_by="reward")
     state = goes_back.roll_back(now, cast("Any", SimpleNamespace(state=then)), 0.5)
@@ -122,7 +122,7 @@ def test_by_default_a_collapse_is_only_told_of(tmp_path: Path) -> None:
     folder = RunFolder.create(run)
     state = train(run, folder, callbacks=[listening])
     assert any("(guards.kl = 0.1)" in note for note in listening.notes)
-    assert state.returns == 0
+    assert state.rollbacks == 0
     assert not (folder.checkpoints / "step_000000").exists()
     assert any("guards/kl" in row for row in folder.read_metrics())
     assert not any(ROLLBACK_KEY in row for row in folder.read_metrics())
@@ -130,16 +130,16 @@ def test_by_default_a_collapse_is_only_told_of(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_where_the_checkpoint_to_go_back_to_is_damaged_an_older_one_is_taken_and_without_any_it_goes_on(
-    tmp_path: Path,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run, listening = hot(tmp_path, "--guards.on_collapse", "rollback"), Listening()
+    run = hot(tmp_path, "--guards.on_collapse", "rollback")
     folder = RunFolder.create(run)
     train(run, folder, callbacks=[StopAfter(2)])
-    with open_rollouts(run) as rollouts:
+    with open_rollout_runner(run) as rollouts:
         learner = Learner(run, rollouts.models)
         checkpoints = CheckpointManager(folder, run.checkpoints, min_rollback_age=run.guards.window)
         back = partial(restore, models=rollouts.models, learner=learner)
-        returning = Rollback(run, checkpoints, rollouts.models, learner, back, listening.on_note)
+        returning = Rollback(run, checkpoints, rollouts.models, learner, back)
         state = State(step=2)
         found = returning.target(state, 2)
         assert found is not None
@@ -148,11 +148,11 @@ def test_where_the_checkpoint_to_go_back_to_is_damaged_an_older_one_is_taken_and
         found = returning.target(state, 2)
         assert found is not None
         assert found.state.step == 0
-        assert any("step_000002" in note and "step 2: passed over" in note for note in listening.notes)
-        assert returning.target(replace(state, returns=run.guards.max_rollbacks), 2) is None
+        assert any("step_000002" in note and "step 2: passed over" in note for note in caplog.messages)
+        assert returning.target(replace(state, rollbacks=run.guards.max_rollbacks), 2) is None
         (folder.checkpoints / "step_000000" / "state.json").write_text("{}")
         assert returning.target(state, 2) is None
-        told = [note for note in listening.notes if "it goes on as it is" in note]
+        told = [note for note in caplog.messages if "it goes on as it is" in note]
         assert len(told) == 1, "once"
         assert "has gone back 2 times" in told[0]
 
@@ -165,13 +165,13 @@ def weights(rollouts: LocalRolloutRunner) -> dict[str, torch.Tensor]:
 @pytest.mark.slow
 def test_what_learns_is_put_back_as_it_was_and_cooled_each_time(tmp_path: Path) -> None:
     run = hot(tmp_path, "--guards.on_collapse", "rollback", "--checkpoints.keep_last", "9")
-    folder, notes = RunFolder.create(run), list[str]()
-    with open_rollouts(run) as rollouts:
+    folder = RunFolder.create(run)
+    with open_rollout_runner(run) as rollouts:
         assert isinstance(rollouts, LocalRolloutRunner)
         learner = Learner(run, rollouts.models)
         checkpoints = CheckpointManager(folder, run.checkpoints, min_rollback_age=run.guards.window)
         back = partial(restore, models=rollouts.models, learner=learner)
-        returning = Rollback(run, checkpoints, rollouts.models, learner, back, notes.append)
+        returning = Rollback(run, checkpoints, rollouts.models, learner, back)
 
         def steps() -> list[str]:
             return [path.name for path in checkpoints.steps()]
@@ -185,17 +185,22 @@ def test_what_learns_is_put_back_as_it_was_and_cooled_each_time(tmp_path: Path) 
         before = weights(rollouts)
         for parameter in rollouts.models.policies["actor"].parameters().values():
             parameter.data.add_(1.0)
-        state = State(step=7, best_step=4, returns=1, cooled=0.5)
+        state = State(step=7, best_step=4, rollbacks=1, learning_rate_scale=0.5)
         record = returning.target(state, 3)
         assert record is not None
         assert record.state.step == 2
         state = returning.roll_back(state, record, 0.1)
         assert all(torch.equal(value, before[name]) for name, value in weights(rollouts).items())
-        assert (state.step, state.returns, state.cooled, state.best_step) == (7, 2, pytest.approx(0.05), 0)
+        assert (state.step, state.rollbacks, state.learning_rate_scale, state.best_step) == (
+            7,
+            2,
+            pytest.approx(0.05),
+            0,
+        )
         rates = [optimizer.learning_rate for optimizer in learner.optimizers.values()]
         assert rates == pytest.approx([0.05] * len(rates))
         assert steps() == ["step_000000", "step_000002"]
-        returning.begin(State(cooled=0.25))
+        returning.begin(State(learning_rate_scale=0.25))
         assert {optimizer.learning_rate for optimizer in learner.optimizers.values()} == {0.25}, "a run that goes on"
 
 
@@ -203,9 +208,9 @@ def test_what_learns_is_put_back_as_it_was_and_cooled_each_time(tmp_path: Path) 
 def test_a_run_that_never_goes_back_keeps_nothing_to_go_back_to(tmp_path: Path) -> None:
     run = hot(tmp_path)
     folder = RunFolder.create(run)
-    with open_rollouts(run) as rollouts:
+    with open_rollout_runner(run) as rollouts:
         checkpoints = CheckpointManager(folder, run.checkpoints)
-        Rollback(run, checkpoints, rollouts.models, Learner(run, rollouts.models), lambda _: None, print).begin(State())
+        Rollback(run, checkpoints, rollouts.models, Learner(run, rollouts.models), lambda _: None).begin(State())
     assert checkpoints.steps() == []
 
 
@@ -216,7 +221,7 @@ def test_a_checkpoint_that_a_run_goes_back_to_is_not_rated_by_what_collapsed(tmp
     train(run, folder)
     assert ROLLBACK_KEY in folder.read_metrics()[-1]
     state = verify(folder.checkpoints / "step_000003")
-    assert (state.returns, state.best_step) == (1, 0), "its weights are those of step 0"
+    assert (state.rollbacks, state.best_step) == (1, 0), "its weights are those of step 0"
 
 
 @pytest.mark.parametrize(("every", "last"), [(1, 1), (2, 1), (2, 2), (3, 2), (10, 1)])

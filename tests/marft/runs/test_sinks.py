@@ -165,7 +165,7 @@ def test_a_run_with_a_sink_that_hangs_learns_what_one_without_learns(
         run = run_with(tmp_path, *sinks, name=name)
         folder = RunFolder.create(run)
         train(run, folder, callbacks=[listening])
-        rows = read_rows(folder.metrics)[0]
+        rows = read_rows(folder.metrics_path)[0]
         logs.append([{key: value for key, value in row.items() if "second" not in key} for row in rows])
     assert logs[0] == logs[1]
     assert [entry[1] for entry in heard if entry[0] == "log"] == [1, 2]
@@ -175,13 +175,13 @@ def test_a_run_with_a_sink_that_hangs_learns_what_one_without_learns(
 
 def test_a_run_keeps_its_id_when_it_goes_on_and_another_one_has_its_own(tmp_path: Path) -> None:
     folders = [RunFolder.create(settings("tiny", tmp_path, name=name)) for name in ("a", "b")]
-    ids = [folder.identity() for folder in folders]
-    assert ids == [folder.identity() for folder in folders]
+    ids = [folder.read_id() for folder in folders]
+    assert ids == [folder.read_id() for folder in folders]
     assert len(set(ids)) == 2
     folders[0].begin(settings("tiny", tmp_path, name="a"), overwrite=True)
-    assert folders[0].identity() not in ids
+    assert folders[0].read_id() not in ids
     (folders[1].path / "run.json").write_text('{"format": "a run of MARFT, 1", "begun": "yesterday"}')
-    assert folders[1].identity().isalnum()  # of an earlier version
+    assert folders[1].read_id().isalnum()  # of an earlier version
 
 
 def test_sinks_are_told_the_recipe_by_keys_and_no_secret_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +259,7 @@ for done, steps in ((0, (1, 2)), (2, (3,))):
         for step in steps:
             sinks.write(step, {"reward": step / 10, "agents/actor/kl": 0.5, "pass@2": 1.0})
         sinks.note(f"a sentence after {step}")
-print(folder.identity(), listening.notes)
+print(folder.read_id(), listening.notes)
 """
 
 

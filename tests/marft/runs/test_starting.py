@@ -76,7 +76,7 @@ class TestOverwriting:
         observer = Listening()
         state = train(run.model_copy(update={"seed": 5}), folder, overwrite=True, callbacks=[observer])
         assert state.step == 2
-        assert load_recipe(folder.config).seed == 5
+        assert load_recipe(folder.config_path).seed == 5
         assert all((folder.path / name).read_text() == "theirs" for name in foreign)
         (note,) = observer.notes
         assert all(name in note for name in foreign)

@@ -22,7 +22,7 @@ from marft.config.interfaces.credit import CreditInputs
 from marft.config.interfaces.schedule import Progress
 from marft.rollout.fork_plans import find_dependents, grow_tree, play_counterfactuals, play_missing
 from marft.rollout.local_runner import LocalRolloutRunner
-from marft.rollout.rollout_batch import collect, load_training_tasks, sample_attempts
+from marft.rollout.rollout_batch import collect_rollouts, load_training_tasks, sample_attempts
 from marft.runs.episode_files import read_episodes
 from marft.runs.run_folder import RunFolder
 from marft.runs.state import State
@@ -257,17 +257,17 @@ class TestDynamicSampling:
     def test_all_equal_groups_are_drawn_again_and_not_for_ever(self, tmp_path: Path) -> None:
         run = of("dapo", tmp_path, environment={"name": "tests.plugins:Flaky"})  # always the same reward
         with LocalRolloutRunner(run) as rollouts:
-            collection = collect(rollouts, load_training_tasks(run), State(), lambda _: None)
+            collection = collect_rollouts(rollouts, load_training_tasks(run), State(), lambda _: None)
         assert collection.metrics["groups_discarded"] == 4 * 3
         assert collection.tasks_drawn == 4 * 3
-        assert collection.credit_inputs  # nothing to learn from, but the step can be counted
+        assert collection.training_episodes  # nothing to learn from, but the step can be counted
 
     def test_informative_groups_are_kept(self, tmp_path: Path) -> None:
         run = of("dapo", tmp_path)
         with LocalRolloutRunner(run) as rollouts:
-            collection = collect(rollouts, load_training_tasks(run), State(), lambda _: None)
-        for task in {e.task.id for e in collection.credit_inputs}:
-            assert len({e.total_reward for e in collection.credit_inputs if e.task.id == task}) > 1
+            collection = collect_rollouts(rollouts, load_training_tasks(run), State(), lambda _: None)
+        for task in {e.task.id for e in collection.training_episodes}:
+            assert len({e.total_reward for e in collection.training_episodes if e.task.id == task}) > 1
 
 
 @BY_NIGHT
@@ -289,9 +289,11 @@ def test_the_order_of_turns_is_drawn_anew(tmp_path: Path) -> None:
     from marft.config.interfaces.schedule import Progress
     from marft.trainer.update_schedules import A2PO, Sequential
 
-    orders = {tuple(p.policies[0] for p in Sequential().plan(Progress(s, 0), ("a", "b", "c"), 0)) for s in range(30)}
+    orders = {
+        tuple(p.policies[0] for p in Sequential().plan_phases(Progress(s, 0), ("a", "b", "c"), 0)) for s in range(30)
+    }
     assert len(orders) == 6
-    widths = [phase.clip_scale for phase in A2PO(first_clip=0.5).plan(Progress(0, 0), ("a", "b"), 0)]
+    widths = [phase.clip_scale for phase in A2PO(first_clip=0.5).plan_phases(Progress(0, 0), ("a", "b"), 0)]
     np.testing.assert_allclose(widths, [0.75, 1.0])
 
 
@@ -318,7 +320,9 @@ def test_agent_by_agent_passes_nobody_over(steps_at_once: int) -> None:
         resumed = AgentByAgent(interval=256)
         resumed.load_state_dict(schedule.state_dict())
         schedule = resumed
-        turns += [phase.policies[0] for phase in schedule.plan(Progress(step, step * steps_at_once), ("a", "b"), 0)]
+        turns += [
+            phase.policies[0] for phase in schedule.plan_phases(Progress(step, step * steps_at_once), ("a", "b"), 0)
+        ]
     if steps_at_once >= 256:
         assert turns == ["a", "b"] * 8
     else:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from marft.common.log import receive_logs
 from marft.config.algorithm import AlgorithmSettings
 from marft.config.algorithms import PRESETS
 from marft.config.recipe_checks import warn_idle_kl_stop
@@ -16,9 +17,10 @@ from tests.helpers import settings
 
 def said(*steps: dict[str, float], **algorithm: object) -> list[str]:
     notes: list[str] = []
-    cautions = LogProbWarnings(AlgorithmSettings.model_validate(algorithm), notes.append)
-    for step, metrics in enumerate(steps, 1):
-        cautions.on_step_end(step, metrics)
+    cautions = LogProbWarnings(AlgorithmSettings.model_validate(algorithm))
+    with receive_logs(notes.append):
+        for step, metrics in enumerate(steps, 1):
+            cautions.on_step_end(step, metrics)
     return notes
 
 

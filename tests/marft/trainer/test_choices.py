@@ -14,7 +14,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marft.agents.agents import Agents
 from marft.agents.game import Attempt
 from marft.agents.organizations import Orchestrated, gather_actions
 from marft.agents.play import play, play_all
@@ -30,7 +29,7 @@ from marft.common.types import (
     Transition,
 )
 from marft.config.interfaces.credit import CreditInputs, Level
-from marft.config.interfaces.organization import Organization
+from marft.config.interfaces.organization import Agents, Organization
 from marft.inference.chat_messages import ChatFormat
 from marft.inference.choice_sampling import ChoiceRequest, choose, score_options
 from marft.inference.renderer import ChatRenderer
@@ -365,9 +364,9 @@ class TestOrchestrated:
 def test_options_end_as_a_turn_does_and_need_to(tiny_tokenizer: Any) -> None:
     ends, endless = ChatFormat(tiny_tokenizer, 99, {}, stop_ids=(2, 3)), ChatFormat(tiny_tokenizer, 99, {})
     renderer = ChatRenderer({"p": ends, "q": endless})
-    assert renderer.option("p", "a").tolist() == [*tiny_tokenizer.encode("a", add_special_tokens=False), 2]
+    assert renderer.tokenize_option("p", "a").tolist() == [*tiny_tokenizer.encode("a", add_special_tokens=False), 2]
     with pytest.raises(ValueError, match="no end-of-turn token"):
-        renderer.option("q", "a")
+        renderer.tokenize_option("q", "a")
 
 
 def test_no_turn_begins_with_a_choice_and_long_options_cost_nothing() -> None:

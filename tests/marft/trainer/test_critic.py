@@ -108,8 +108,8 @@ def test_only_truncated_episodes_have_a_bootstrap_value(backbone: Backbone) -> N
     cut = episode(make_action("a"), status="truncated", bootstrap={"a": np.array([3, 4], np.int32)})
     values = mine.evaluate([ended, cut])
     assert values.bootstrap[0] == {}
-    assert values.final(0) == 0.0
-    assert values.final(1) == values.bootstrap[1]["a"] != 0.0
+    assert values.final_value(0) == 0.0
+    assert values.final_value(1) == values.bootstrap[1]["a"] != 0.0
 
 
 @pytest.mark.parametrize("heads", ["agent", "team"])

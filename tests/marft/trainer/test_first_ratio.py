@@ -269,18 +269,18 @@ class TestAnEngineThatSaysOtherwise:
     @staticmethod
     def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, off: float, *overrides: str) -> list[str]:
         """Of a run whose actor has been sampled by something else."""
-        collect = sources.collect
+        collect_rollouts = sources.collect_rollouts
 
         def drifted(*arguments: Any, **named: Any) -> RolloutBatch:
-            collection = collect(*arguments, **named)
+            collection = collect_rollouts(*arguments, **named)
             inputs = [
                 replace(e, actions=tuple(
                     replace(a, log_probs=a.log_probs - np.float32(off)) if a.agent == "actor" else a for a in e.actions
-                )) for e in collection.credit_inputs
+                )) for e in collection.training_episodes
             ]  # fmt: skip
-            return replace(collection, credit_inputs=inputs)
+            return replace(collection, training_episodes=inputs)
 
-        monkeypatch.setattr(sources, "collect", drifted)
+        monkeypatch.setattr(sources, "collect_rollouts", drifted)
         run = recipe(tmp_path, "marft", "--training.steps", "3", *overrides)
         train(run, RunFolder.create(run), callbacks=([observer := Listening()]))
         return observer.notes

@@ -90,7 +90,7 @@ def test_what_is_trained_whole_is_held_to_the_rate_that_it_is_computed_at(dtype:
     words = ("--policies.actor.train", "full", "--policies.reasoner.train", "frozen", "--algorithm.epochs", "1")
     found = Utilization.from_run(math(*words, "--models.base.dtype", dtype), H100)
     assert found is not None
-    share = found.share([RowTokens("actor", 100, 30), RowTokens("reasoner", 100, 30)], 2.0)
+    share = found.model_flops_utilization([RowTokens("actor", 100, 30), RowTokens("reasoner", 100, 30)], 2.0)
     assert share == pytest.approx(operations(100, 30, weights=6) / (rate * 2.0))
 
 
@@ -100,7 +100,9 @@ def test_recomputing_makes_it_no_better() -> None:
     )
     assert plain is not None
     assert again is not None
-    assert plain.share([RowTokens("actor", 100, 30)], 1.0) == again.share([RowTokens("actor", 100, 30)], 1.0)
+    assert plain.model_flops_utilization([RowTokens("actor", 100, 30)], 1.0) == again.model_flops_utilization(
+        [RowTokens("actor", 100, 30)], 1.0
+    )
 
 
 @pytest.mark.parametrize("device", ["", "NVIDIA H100 PCIe", "Tesla T4"])

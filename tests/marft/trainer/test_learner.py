@@ -39,12 +39,12 @@ ONCE = ("--algorithm.epochs", "1", "--algorithm.minibatches", "1")
 
 
 class OneByOne(Simultaneous):
-    def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
+    def plan_phases(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
         return [UpdatePhase((name,)) for name in policies]
 
 
 class ActorAlone(Simultaneous):
-    def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
+    def plan_phases(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
         return [UpdatePhase(("actor",))]
 
 
@@ -63,9 +63,9 @@ class TestTheParts:
         class Counting(Simultaneous):
             _seen: list[int] = PrivateAttr(default_factory=list)
 
-            def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
+            def plan_phases(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
                 self._seen.append(progress.step)
-                return super().plan(progress, policies, seed)
+                return super().plan_phases(progress, policies, seed)
 
         run = of(tmp_path, "rae")
         run = run.model_copy(update={"algorithm": run.algorithm.model_copy(update={"schedule": Counting()})})
@@ -217,9 +217,9 @@ class TestALearningStep:
         told: list[Progress] = []
 
         class Told(Simultaneous):
-            def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
+            def plan_phases(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
                 told.append(progress)
-                return super().plan(progress, policies, seed)
+                return super().plan_phases(progress, policies, seed)
 
         mine.schedule = Told()
         monkeypatch.setattr(learner_module, "PACKING_CHECK_INTERVAL", 3)
@@ -391,11 +391,11 @@ def test_the_packing_of_a_run_is_untouched_by_its_updates(tmp_path: Path) -> Non
 
 class TestNewEpisodes:
     class Again(Simultaneous):
-        def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
+        def plan_phases(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
             return [UpdatePhase(("reasoner",), new_episodes=True), UpdatePhase(("actor",), new_episodes=True)]
 
     class ReasonerAlone(Simultaneous):
-        def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
+        def plan_phases(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
             return [UpdatePhase(("reasoner",))]
 
     @staticmethod

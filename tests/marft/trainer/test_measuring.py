@@ -16,8 +16,8 @@ from marft.common.types import Sample
 from marft.models.devices import DeferredReads
 from marft.trainer.learner_metrics import (
     BASE_KL_ACTIONS,
-    BatchMetrics,
     MetricAccumulator,
+    MicroBatchMetrics,
     advantage_metrics,
     advantage_sizes,
     compute_gradient_shares,
@@ -89,8 +89,10 @@ class TestTheMeter:
 
 def test_tokens_and_units_have_means_of_the_team_and_of_each_agent() -> None:
     meter, awaited = MetricAccumulator(), DeferredReads()
-    BatchMetrics(batch(), meter, awaited).add_tokens(entropy=torch.tensor([1.0, 2.0, 4.0, 8.0], requires_grad=True))
-    BatchMetrics(batch(), meter, awaited).add_units(clip_fraction=torch.tensor([1.0, 0.0, 1.0]))
+    MicroBatchMetrics(batch(), meter, awaited).add_tokens(
+        entropy=torch.tensor([1.0, 2.0, 4.0, 8.0], requires_grad=True)
+    )
+    MicroBatchMetrics(batch(), meter, awaited).add_units(clip_fraction=torch.tensor([1.0, 0.0, 1.0]))
     awaited.read_pending()
     assert meter.means() == pytest.approx({
         "entropy": 15 / 4, "agents/planner/entropy": 5 / 2, "agents/coder/entropy": 10 / 2,
@@ -103,7 +105,7 @@ def test_tokens_and_units_have_means_of_the_team_and_of_each_agent() -> None:
 def test_an_agent_without_a_unit_has_no_mean() -> None:
     meter, awaited, alone = MetricAccumulator(), DeferredReads(), batch()
     alone.unit_agents = lambda: np.array([0, 0, 0])  # type: ignore[method-assign, misc]
-    BatchMetrics(alone, meter, awaited).add_units(clip_fraction=torch.tensor([1.0, 0.0, 1.0]))
+    MicroBatchMetrics(alone, meter, awaited).add_units(clip_fraction=torch.tensor([1.0, 0.0, 1.0]))
     awaited.read_pending()
     assert meter.means() == pytest.approx({"clip_fraction": 2 / 3, "agents/planner/clip_fraction": 2 / 3})
 
@@ -111,7 +113,7 @@ def test_an_agent_without_a_unit_has_no_mean() -> None:
 def test_the_difference_from_the_engine_has_a_mean_and_a_largest_by_agent() -> None:
     """Of sizes: what is above and what is below do not cancel."""
     meter, awaited = MetricAccumulator(), DeferredReads()
-    BatchMetrics(batch(), meter, awaited).add_mismatch(torch.tensor([-1.5, -2.1, -2.0, -4.3], dtype=torch.float64))
+    MicroBatchMetrics(batch(), meter, awaited).add_mismatch(torch.tensor([-1.5, -2.1, -2.0, -4.3], dtype=torch.float64))
     awaited.read_pending()
     assert meter.means() == pytest.approx({
         "log_prob_difference": 1.9 / 4, "log_prob_difference_max": 1.0,
@@ -122,7 +124,7 @@ def test_the_difference_from_the_engine_has_a_mean_and_a_largest_by_agent() -> N
 
 def test_shares_of_the_gradient_are_of_sizes_and_add_up() -> None:
     meter, awaited = MetricAccumulator(), DeferredReads()
-    BatchMetrics(batch(), meter, awaited).add_gradients(torch.tensor([1.0, -2.0, -3.0, 2.0]))
+    MicroBatchMetrics(batch(), meter, awaited).add_gradients(torch.tensor([1.0, -2.0, -3.0, 2.0]))
     awaited.read_pending()
     assert meter.means() == {}  # a sum, and no mean of anything
     shares = compute_gradient_shares(meter, ("planner", "coder", "judge"))
@@ -135,8 +137,8 @@ def test_effective_sizes_are_of_all_micro_batches_for_the_team_and_each_agent_th
     meter, awaited, more = MetricAccumulator(), DeferredReads(), batch()
     more.unit_agents = lambda: np.array([0, 2])  # type: ignore[method-assign, misc]
     more.agent_names = ("planner", "coder", "judge")  # type: ignore[misc]
-    BatchMetrics(batch(), meter, awaited).add_weights(torch.tensor([1.0, 0.5, 1.5]))
-    BatchMetrics(more, meter, awaited).add_weights(torch.tensor([2.0, 0.0]))
+    MicroBatchMetrics(batch(), meter, awaited).add_weights(torch.tensor([1.0, 0.5, 1.5]))
+    MicroBatchMetrics(more, meter, awaited).add_weights(torch.tensor([2.0, 0.0]))
     awaited.read_pending()
     assert compute_relative_ess(meter, ("planner", "coder", "judge")) == pytest.approx({
         "ess": 25 / (5 * 7.5), "agents/planner/ess": 9 / (2 * 5), "agents/coder/ess": 4 / (2 * 2.5),

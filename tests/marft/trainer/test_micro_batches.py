@@ -137,8 +137,8 @@ def test_units_are_sums_over_z_at_action_level_and_tokens_else() -> None:
     slow = [0.0] * 5
     for number, score in zip(by_action.action_of.tolist(), scores.tolist(), strict=True):
         slow[number] += score / by_action.samples[number].normalizer
-    np.testing.assert_allclose(by_action.units(scores).tolist(), slow, rtol=1e-12)
-    assert micro_batch("token")[0].units(scores) is scores
+    np.testing.assert_allclose(by_action.unit_log_probs(scores).tolist(), slow, rtol=1e-12)
+    assert micro_batch("token")[0].unit_log_probs(scores) is scores
 
 
 def test_numbers_by_action_come_back_as_they_went_in() -> None:

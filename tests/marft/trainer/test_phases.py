@@ -101,11 +101,11 @@ class TestAPhase:
         update, samples = update_of(tmp_path), samples_of(episodes(2))
         before, packing = weights(update), update.packing
         update.run(UpdatePhase(("actor",)), [s for s in samples if s.action.agent == "reasoner"], step=0)
-        assert update.accumulator.means() == {"idle_phases": 1.0}
+        assert update.accumulator.means() == {"idle_phase_fraction": 1.0}
         assert update.packing is packing  # what was scored before stays comparable
         assert all(all(map(torch.equal, now, before[name])) for name, now in weights(update).items())
         update.run(UpdatePhase(("actor",)), samples, step=0)
-        assert update.accumulator.means()["idle_phases"] == 0.5
+        assert update.accumulator.means()["idle_phase_fraction"] == 0.5
 
     @pytest.mark.parametrize(("moved", "first"), [((), 1), (("actor",), 0), (("reasoner",), 1), (ROLES, 0)])
     def test_scores_before_it_begins_what_it_will_step_on_later(
@@ -195,7 +195,7 @@ class TestWhetherAnUpdateIsGood:
                 return gain
 
             monkeypatch.setattr(PolicyUpdater, "_compute_gain", gained)
-            return update._is_good([first, second], update.objective, limit)
+            return update._is_accepted([first, second], update.objective, limit)
 
         return is_good
 
@@ -212,10 +212,10 @@ class TestWhetherAnUpdateIsGood:
         update, samples = update_of(tmp_path, "--algorithm.kl_stop", "0.5"), samples_of(episodes(1))
         update.old = update.score_current(samples)
         monkeypatch.setattr(PolicyUpdater, "_compute_gain", lambda *_: 1.0)
-        assert update._is_good(samples, update.objective, 0.0)
-        assert not update._exceeds_kl_limit(np.array([2.0, 4.0]))
-        assert update._exceeds_kl_limit(np.array([2.001, 4.0]))
-        assert update._exceeds_kl_limit(np.array([math.nan, 4.0]))
+        assert update._is_accepted(samples, update.objective, 0.0)
+        assert not update._exceeds_kl_stop(np.array([2.0, 4.0]))
+        assert update._exceeds_kl_stop(np.array([2.001, 4.0]))
+        assert update._exceeds_kl_stop(np.array([math.nan, 4.0]))
 
     def test_some_advantages_of_0_do_not_keep_an_update_from_being_looked_at(self, tmp_path: Path) -> None:
         overrides = ("--algorithm.optimizer.learning_rate", "1e-4", "--algorithm.level", "token")
@@ -283,10 +283,10 @@ def test_kl_that_is_paid_in_the_reward_is_not_paid_again_in_the_loss(tmp_path: P
 
 def test_only_the_widths_that_an_objective_has_are_scaled() -> None:
     plain, higher = PPO(clip=0.2), PPO(clip=0.2, clip_high=0.3)
-    assert plain.scaled(1.0) == plain
-    assert plain.scaled(0.5) == PPO(clip=0.1)
-    assert higher.scaled(0.5) == PPO(clip=0.1, clip_high=0.15)
-    assert CISPO().scaled(0.5) == CISPO()
+    assert plain.with_clip_scale(1.0) == plain
+    assert plain.with_clip_scale(0.5) == PPO(clip=0.1)
+    assert higher.with_clip_scale(0.5) == PPO(clip=0.1, clip_high=0.15)
+    assert CISPO().with_clip_scale(0.5) == CISPO()
     assert (plain.clip_width, higher.clip_width, CISPO().clip_width) == (0.2, 0.2, 0.0)
     assert (plain, higher) == (PPO(clip=0.2), PPO(clip=0.2, clip_high=0.3))
 

@@ -179,7 +179,7 @@ def test_a_critic_is_fitted_by_all_together_and_says_the_same_everywhere(body: s
             values = mine.evaluate(batch)
             metrics = mine.update(values, [row + n for n, row in enumerate(values.actions)], step)
         after = mine.evaluate(batch)
-        return [*np.concatenate(after.actions), *(after.final(n) for n in range(5)), *metrics.values()]
+        return [*np.concatenate(after.actions), *(after.final_value(n) for n in range(5)), *metrics.values()]
 
     right = fitted(SINGLE_RANK)
     for found in together(2, fitted):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,9 +11,12 @@ from typing import Any, cast
 import pytest
 import torch
 
-from marft.common.errors import RunError
+from marft.common.errors import RunError, UserError
+from marft.common.log import receive_logs
+from marft.common.processes.connection import BlockingConnection
+from marft.common.processes.locked_folder import LockedFolder
+from marft.common.processes.messages import Completed
 from marft.common.processes.remote_error import RemoteError, RemoteFaultError
-from marft.common.processes.weight_transfer import LockedFolder
 from marft.common.types import Episode, Task
 from marft.config.interfaces.schedule import Progress
 from marft.runs.state import CheckpointRecord
@@ -24,10 +26,10 @@ from marft.trainer.ranks.devices import select_device
 from marft.trainer.ranks.distributed_learner import RANKS_LOST, DistributedLearner, SignalWatcher
 from marft.trainer.ranks.group import RankGroup
 from marft.trainer.ranks.messages import (
+    TO_RANK,
+    VALUES,
     GatherOptimizer,
     LoadCheckpoint,
-    OperationDone,
-    RankConnection,
     TrainStep,
 )
 from marft.trainer.run_init import RunInit
@@ -46,7 +48,7 @@ class Led(DistributedLearner):
         self.models: Any = None
         self._signals = SignalWatcher(lambda: None)
         self._signals.close()
-        note, did = self.did.append, self.did
+        note = self.did.append
         learner = SimpleNamespace(
             optimizers={"actor": SimpleNamespace(learning_rate=0.5)},
             critic=None,
@@ -59,10 +61,8 @@ class Led(DistributedLearner):
             guard=guard,
             gather=lambda: note("gather"),
             learn=lambda *_: {},
-            set_note_callback=lambda _: None,
         )
         self._worker: Any = worker
-        self.set_note_callback(lambda said: did.append(said))
 
     def _run_on_ranks(self, message: object, mine: Callable[[], Any]) -> Any:
         self.did.append(message)
@@ -101,7 +101,8 @@ def test_all_ranks_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_lost_step_is_undone_with_all_that_it_moved_before_it_is_learned_again() -> None:
     led = Led(losses=1)
-    assert led.learn([], Progress(3, 0)) == {RANKS_LOST: 1.0}
+    with receive_logs(led.did.append):
+        assert led.learn([], Progress(3, 0)) == {RANKS_LOST: 1.0}
     first, said, *undone, again = led.did
     assert isinstance(first, TrainStep)
     assert first is again
@@ -116,7 +117,7 @@ def test_ranks_that_held_parts_or_are_lost_again_end_the_step(shard: bool, losse
     led = Led(shard, losses)
     with pytest.raises(RanksLostError) as error:
         led.learn([], Progress(3, 0))
-    assert len(led.did) == (1 if shard else 6)
+    assert len(led.did) == (1 if shard else 5)
     assert error.value.times == losses, "each of which is counted"
 
 
@@ -126,12 +127,15 @@ def test_a_rank_that_hangs_is_ended_and_said_to_have_hung_and_what_one_failed_of
     monkeypatch.setattr(distributed_learner, "EXIT_REPORT_SECONDS", 0.05)
     ended: list[str] = []
 
-    def other(name: str) -> tuple[distributed_learner._Peer, RankConnection]:
+    def other(name: str) -> tuple[distributed_learner._Peer, BlockingConnection]:
         ours, theirs = socket.socketpair()
         child = SimpleNamespace(
-            socket=ours, end=lambda: ended.append(name), outcome=lambda: "was killed (SIGKILL)", close=lambda: None
+            socket=ours,
+            end=lambda: ended.append(name),
+            wait_for_exit=lambda: "was killed (SIGKILL)",
+            close=lambda: None,
         )
-        return distributed_learner._Peer(cast(Any, child), 1.0), RankConnection(theirs)
+        return distributed_learner._Peer(cast(Any, child), 1.0), BlockingConnection(theirs, TO_RANK)
 
     (hung, _silent), (gone, line) = other("hung"), other("gone")
     line.close()
@@ -140,19 +144,19 @@ def test_a_rank_that_hangs_is_ended_and_said_to_have_hung_and_what_one_failed_of
     assert str(led._explain_error(EOFError())) == "rank 1 hung, and was ended and rank 2 was killed (SIGKILL)"
     assert ended == ["hung"]
     failing, line = other("failing")
-    line.send(OperationDone(1))
+    line.send(Completed(1))
     line.send(RemoteError("no such file", "value", ""))
     led._peers = [hung, failing]
     assert isinstance(led._explain_error(EOFError()), ValueError)
 
 
-WAITING = list[RankConnection]()  # of ranks that have not ended
+WAITING = list[BlockingConnection]()  # of ranks that have not ended
 
 
 def other(words: Sequence[object], ended: list[str] | None = None) -> distributed_learner._Peer:
     """A rank that has said something, and waits for more where it has failed of nothing."""
     ours, theirs = socket.socketpair()
-    line = RankConnection(theirs)
+    line = BlockingConnection(theirs, TO_RANK)
     for word in words:
         line.send(word)
     if any(isinstance(word, RemoteError) for word in words):
@@ -161,7 +165,10 @@ def other(words: Sequence[object], ended: list[str] | None = None) -> distribute
         WAITING.append(line)
     end = (ended if ended is not None else []).append
     child = SimpleNamespace(
-        socket=ours, end=lambda: end("end"), outcome=lambda: "ended itself (exit status 0)", close=lambda: end("close")
+        socket=ours,
+        end=lambda: end("end"),
+        wait_for_exit=lambda: "ended itself (exit status 0)",
+        close=lambda: end("close"),
     )
     return distributed_learner._Peer(cast(Any, child), 1.0)
 
@@ -169,7 +176,7 @@ def other(words: Sequence[object], ended: list[str] | None = None) -> distribute
 @pytest.mark.parametrize(
     ("failed", "raised", "said"),
     [
-        (RemoteError("there is no checkpoint", "value", ""), ValueError, "^there is no checkpoint$"),
+        (RemoteError("there is no checkpoint", "value", ""), UserError, "^there is no checkpoint$"),
         (RemoteError("no answer", "run", ""), RunError, "^no answer$"),
         (
             RemoteError("KeyError: 'w'", "fault", "its traceback"),
@@ -187,22 +194,30 @@ def test_what_a_rank_failed_of_is_raised_though_this_one_had_done_its_part(
     failed: RemoteError, raised: type[Exception], said: str
 ) -> None:
     led = Led()
-    led._peers = [other([OperationDone(1)]), other([failed])]
+    led._peers = [other([Completed(1)]), other([failed])]
     with pytest.raises(raised, match=said) as found:
         led._wait_for_peers()
     assert found.type is raised
 
 
+def test_a_rank_whose_reply_cannot_be_read_is_lost() -> None:
+    led, ended = Led(), list[str]()
+    led._peers = [other([Completed(1)]), other([Progress(1, 0), Completed(2)], ended)]
+    with pytest.raises(RanksLostError, match=r"^rank 2 sent what cannot be read, and was ended$"):
+        led._wait_for_peers()
+    assert ended == ["end"]
+
+
 def test_who_has_done_what_it_was_asked_for_did_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributed_learner, "EXIT_REPORT_SECONDS", 0.01)
-    led, ended, waited, receive = Led(), list[str](), list[float | None](), RankConnection.receive
-    led._peers = [other([OperationDone(1)], ended), other([], ended)]
+    led, ended, waited, receive = Led(), list[str](), list[float | None](), BlockingConnection.receive
+    led._peers = [other([Completed(1)], ended), other([], ended)]
 
-    def noted(self: RankConnection, seconds: float | None = None) -> Any:
+    def noted(self: BlockingConnection, seconds: float | None = None) -> Any:
         waited.append(seconds)
         return receive(self, seconds)
 
-    monkeypatch.setattr(RankConnection, "receive", noted)
+    monkeypatch.setattr(BlockingConnection, "receive", noted)
     with pytest.raises(RanksLostError, match=r"^rank 2 hung, and was ended$"):
         led._wait_for_peers()
     assert ended == ["end"]
@@ -224,17 +239,17 @@ def test_ranks_are_there_before_they_are_met_and_all_are_ended_before_one_is_wai
 ) -> None:
     """Who waits at the meeting for one that could not load its model waits for the whole patience."""
     led, ended = Led(), list[str]()
-    led._peers = [other([RemoteError("no room for it", "run", "")], ended), other([OperationDone(2)], ended)]
+    led._peers = [other([RemoteError("no room for it", "run", "")], ended), other([Completed(2)], ended)]
     monkeypatch.setattr(Led, "_form_group", lambda _: pytest.fail("nobody comes"))
     with pytest.raises(RunError, match="no room for it"):
-        led.join(cast(Any, None))
+        led.set_models(cast(Any, None))
     led._close_peers()
     assert ended == ["end", "end", "close", "close"]
 
 
 def test_what_a_rank_fails_of_while_models_are_put_in_parts_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     led = Led()
-    led._peers = [other([OperationDone(1), RemoteError("models.base cannot lie in parts", "value", "")])]
+    led._peers = [other([Completed(1), RemoteError("models.base cannot lie in parts", "value", "")])]
 
     def member(*_: object) -> None:
         raise RuntimeError("gloo: Connection closed by peer")
@@ -242,7 +257,7 @@ def test_what_a_rank_fails_of_while_models_are_put_in_parts_is_said(monkeypatch:
     monkeypatch.setattr(Led, "_form_group", lambda _: None)
     monkeypatch.setattr(distributed_learner, "RankWorker", member)
     with pytest.raises(ValueError, match="cannot lie in parts"):
-        led.join(cast(Any, None))
+        led.set_models(cast(Any, None))
 
 
 def test_each_meeting_has_a_place_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +315,9 @@ def test_episodes_travel_without_what_tasks_are_graded_with_and_rates_as_no_sche
     episode = Episode(task, "train/0", 0, (), "terminated", ())
     led.learn([episode], Progress(0, 0))
     (message,) = (word for word in led.did if isinstance(word, TrainStep))
-    sent = pickle.loads(pickle.dumps(message))
+    ours, theirs = socket.socketpair()
+    BlockingConnection(ours, [], VALUES).send(message)
+    sent = BlockingConnection(theirs, TO_RANK, VALUES).receive()
     assert [one.task.id for one in sent.episodes] == ["t"]
     assert task.data, "here it is graded still"
 
@@ -308,9 +325,7 @@ def test_episodes_travel_without_what_tasks_are_graded_with_and_rates_as_no_sche
 @pytest.mark.parametrize("shard", [True, False])
 def test_only_moments_in_parts_are_brought_together_by_all(shard: bool) -> None:
     led = Led(shard)
-    assert list(led._collect_optimizer_state(lambda: {"policies/actor/w.step": torch.ones(())})) == [
-        "policies/actor/w.step"
-    ]
+    assert list(led._read_on_all_ranks(lambda: {"policies/actor/w.step": torch.ones(())})) == ["policies/actor/w.step"]
     assert led.did == [GatherOptimizer()] * shard
 
 
@@ -333,23 +348,18 @@ def test_folders_in_which_ranks_of_a_run_that_is_gone_have_met_are_taken_away(
 def test_a_rank_is_waited_for_as_long_as_the_patience_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
     led, waited = Led(), list[float | None]()
 
-    def hear(seconds: float) -> OperationDone:
-        waited.append(seconds)
-        return OperationDone(7)
-
-    led._peers = [cast(Any, SimpleNamespace(receive=hear, pid=0))]
+    led._peers = [cast(Any, SimpleNamespace(receive=waited.append))]
     led._wait_for_peers()
-    assert led._peers[0].pid == 7
     monkeypatch.setattr(Led, "_form_group", lambda _: None)
     monkeypatch.setattr(distributed_learner, "RankWorker", lambda *_: SimpleNamespace(learner=SimpleNamespace()))
-    led.join(cast(Any, None))
+    led.set_models(cast(Any, None))
     assert waited == [0.05, distributed_learner.LOADING_SECONDS, 0.05], "a model takes as long as it takes to load"
 
 
 def test_one_that_answers_too_late_is_said_to_be_late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributed_learner, "EXIT_REPORT_SECONDS", 0.01)
     led = Led()
-    led._peers = [other([OperationDone(1)])]
+    led._peers = [other([Completed(1)])]
     assert "larger training.rank_timeout_seconds waits longer" in str(led._explain_error(TimeoutError()))
 
 

@@ -31,15 +31,15 @@ def struck(monkeypatch: pytest.MonkeyPatch, step: int, what: int, rank: int = 1)
     companies: list[DistributedLearner] = []
     careful, company = NonFiniteGuard.learn, DistributedLearner.learn
 
-    def mortal(self: NonFiniteGuard, episodes: object, progress: Progress, told: object) -> object:
+    def mortal(self: NonFiniteGuard, episodes: object, progress: Progress, *rest: object) -> object:
         if progress.step == step and not found:
             found.append(companies[-1]._peers[rank - 1].pid)
             os.kill(found[-1], what)
-        return careful(self, episodes, progress, told)  # type: ignore[arg-type]
+        return careful(self, episodes, progress, *rest)  # type: ignore[arg-type]
 
-    def led(self: DistributedLearner, episodes: object, progress: Progress, told: object) -> object:
+    def led(self: DistributedLearner, episodes: object, progress: Progress, *rest: object) -> object:
         companies.append(self)
-        return company(self, episodes, progress, told)  # type: ignore[arg-type]
+        return company(self, episodes, progress, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(NonFiniteGuard, "learn", mortal)
     monkeypatch.setattr(DistributedLearner, "learn", led)
@@ -111,14 +111,14 @@ def test_a_rank_that_hangs_is_given_up_after_the_patience_and_ended(
 @night
 def test_a_rank_that_ends_while_it_loads_is_noticed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who had gone to meet it waited for the whole patience."""
-    join, began = DistributedLearner.join, list[float]()
+    set_models, began = DistributedLearner.set_models, list[float]()
 
     def mortal(self: DistributedLearner, models: PolicyRegistry) -> None:
         self._peers[0].child.end()
         began.append(time.monotonic())
-        join(self, models)
+        set_models(self, models)
 
-    monkeypatch.setattr(DistributedLearner, "join", mortal)
+    monkeypatch.setattr(DistributedLearner, "set_models", mortal)
     with pytest.raises(RanksLostError, match="rank 1 was killed"):
         trained(run_of(tmp_path, 2, *HANGS))
     assert time.monotonic() - began[0] < PATIENCE / 2

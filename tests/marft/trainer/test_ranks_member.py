@@ -120,9 +120,8 @@ def test_a_rank_that_takes_the_place_of_a_lost_one_has_all_that_the_first_one_ha
 
 def test_everything_that_learns_together_learns_in_the_group_that_was_joined_last(tmp_path: Path) -> None:
     member = made(recipe(tmp_path, "marft"))
-    member.set_note_callback(lambda _: None)
     assert member.guard.ranks is member.group
-    member.join(other := cast(Any, Apart(0, [])))
+    member.set_ranks(other := cast(Any, Apart(0, [])))
     learner = member.learner
     assert learner.critic is not None
     found = (member.group, member.guard.ranks, learner.ranks, learner.diagnostics.ranks, learner.critic.ranks)
@@ -229,7 +228,7 @@ def test_a_step_that_does_not_stay_finite_on_one_rank_is_undone_on_all() -> None
 
         learner = SimpleNamespace(optimizers={"actor": mine}, critic=None, learn=learn)
         before = values(mine)
-        metrics = NonFiniteGuard(cast(Any, learner), lambda _: None, member).learn([], Progress(0, 0))
+        metrics = NonFiniteGuard(cast(Any, learner), member).learn([], Progress(0, 0))
         return metrics, values(mine) == before
 
     assert test_ranks.together(2, undone) == [({"reverted_steps": 1.0}, True)] * 2

@@ -259,7 +259,7 @@ def test_a_learner_has_moved_when_its_rank_is_lost_and_is_put_back(tmp_path: Pat
     from tests.learners import begun, episodes, recipe
 
     learner: Learner = begun(recipe(tmp_path, "marft"))
-    careful = NonFiniteGuard(learner, lambda _: None)
+    careful = NonFiniteGuard(learner)
     careful.learn(episodes(2), Progress(0, 0))
 
     def weights() -> dict[tuple[str, str], torch.Tensor]:

@@ -8,40 +8,42 @@ import pytest
 import torch
 
 from marft.common.errors import RunError
-from marft.trainer.ranks.messages import LoadState, OperationDone, RankConnection, is_peer_error, serialize_failure
+from marft.common.processes.connection import BlockingConnection
+from marft.common.processes.messages import LENGTHS, Completed
+from marft.trainer.ranks.messages import LoadState, is_peer_error, serialize_failure
 
 CLOSED = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:3489"
 
 
 def test_messages_arrive_in_order_and_tensors_by_value() -> None:
-    ours, theirs = (RankConnection(end) for end in socket.socketpair())
+    ours, theirs = (BlockingConnection(end, [LoadState, Completed]) for end in socket.socketpair())
     weights = torch.arange(3.0)
     ours.send(LoadState({"actor": {"a": weights}}, {}, {}, {"credit/mean": 0.5}))
-    ours.send(OperationDone(7))
+    ours.send(Completed(7))
     weights.zero_()
     adopt = theirs.receive()
     assert adopt.policies["actor"]["a"].tolist() == [0.0, 1.0, 2.0]
-    assert adopt.parts == {"credit/mean": 0.5}
-    assert theirs.receive(1.0) == OperationDone(7)
+    assert adopt.component_state == {"credit/mean": 0.5}
+    assert theirs.receive(1.0) == Completed(7)
 
 
 def test_who_is_waited_for_in_vain_is_late_and_who_has_gone_is_gone() -> None:
-    ours, theirs = (RankConnection(end) for end in socket.socketpair())
+    ours, theirs = (BlockingConnection(end, [LoadState, Completed]) for end in socket.socketpair())
     with pytest.raises(TimeoutError):
         ours.receive(0.01)
-    theirs.send(OperationDone(1))
+    theirs.send(Completed(1))
     theirs.close()
-    assert ours.receive(1.0) == OperationDone(1), "what was said before is heard"
+    assert ours.receive(1.0) == Completed(1), "what was said before is heard"
     with pytest.raises(EOFError):
         ours.receive(1.0)
     with pytest.raises(OSError, match="Broken pipe"):
-        ours.send(OperationDone(2))
+        ours.send(Completed(2))
 
 
 def test_who_takes_nothing_is_not_waited_for_longer_than_the_patience_lasts() -> None:
     """A rank that is stopped reads nothing, and a step's episodes are more than a connection holds."""
-    (ours, theirs), large = socket.socketpair(), bytes(2**22)
-    line = RankConnection(ours, 0.05)
+    (ours, theirs), large = socket.socketpair(), LoadState({}, {}, {"w": torch.zeros(2**20)}, {})
+    line = BlockingConnection(ours, [], timeout_seconds=0.05)
     with pytest.raises(BlockingIOError):
         line.send(large)
     assert is_peer_error(BlockingIOError())
@@ -50,10 +52,10 @@ def test_who_takes_nothing_is_not_waited_for_longer_than_the_patience_lasts() ->
 
 def test_who_goes_in_the_middle_of_a_message_is_gone() -> None:
     ours, theirs = socket.socketpair()
-    theirs.sendall(b"\0\0\0\x09half")
+    theirs.sendall(LENGTHS.pack(9, 5) + b"half")
     theirs.close()
     with pytest.raises(EOFError):
-        RankConnection(ours).receive(1.0)
+        BlockingConnection(ours, []).receive(1.0)
 
 
 @pytest.mark.parametrize(

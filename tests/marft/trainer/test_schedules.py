@@ -20,7 +20,7 @@ def test_by_its_name_alone_a_schedule_is_the_published_one() -> None:
     assert (Sequential().ratio_limit, Sequential().kl_limit) == (2.0, 0.0)
     assert (A2PO().ratio_limit, A2PO().first_clip) == (2.0, 0.5)
     assert UpdatePhase(("a",)) == UpdatePhase(("a",), clip_scale=1.0, kl_limit=0.0)
-    assert Simultaneous().plan(START, ("a", "b"), 0) == [UpdatePhase(("a", "b"))]
+    assert Simultaneous().plan_phases(START, ("a", "b"), 0) == [UpdatePhase(("a", "b"))]
 
 
 @pytest.mark.parametrize("schedule", [Sequential, A2PO])
@@ -36,7 +36,8 @@ class TestTheTurn:
         schedule = AgentByAgent(interval=10)
         assert schedule.state_dict() == {"turn": 0, "since": 0}
         turns = [
-            schedule.plan(Progress(0, steps), ("a", "b"), 0)[0].policies for steps in (0, 9, 10, 19, 20, 45, 50, 55)
+            schedule.plan_phases(Progress(0, steps), ("a", "b"), 0)[0].policies
+            for steps in (0, 9, 10, 19, 20, 45, 50, 55)
         ]
         assert turns == [("a",), ("a",), ("b",), ("b",), ("a",), ("b",), ("b",), ("a",)]
         assert schedule.state_dict() == {"turn": 4, "since": 55}
@@ -44,7 +45,7 @@ class TestTheTurn:
     def test_is_taken_up_where_it_was(self) -> None:
         schedule = AgentByAgent(interval=10)
         schedule.load_state_dict({"turn": 3.0, "since": 40.0})
-        turns = [schedule.plan(Progress(0, steps), ("a", "b"), 0)[0].policies for steps in (49, 50)]
+        turns = [schedule.plan_phases(Progress(0, steps), ("a", "b"), 0)[0].policies for steps in (49, 50)]
         assert turns == [("b",), ("a",)]
 
 
@@ -60,9 +61,9 @@ class TestTheOrder:
             assert semi_greedy_order(["a", "b"], Progress(step, 0, {"b": 0.1}), seed=0) == ["b", "a"]
 
     def test_each_phase_of_happo_has_its_limit_and_each_of_a2po_a_wider_clip(self) -> None:
-        phases = Sequential(kl_limit=0.25).plan(START, ("a", "b"), 0)
+        phases = Sequential(kl_limit=0.25).plan_phases(START, ("a", "b"), 0)
         assert [(phase.kl_limit, phase.clip_scale) for phase in phases] == [(0.25, 1.0)] * 2
-        wider = A2PO(first_clip=0.25).plan(START, ("a", "b", "c"), 0)
+        wider = A2PO(first_clip=0.25).plan_phases(START, ("a", "b", "c"), 0)
         assert [phase.clip_scale for phase in wider] == pytest.approx([0.5, 0.75, 1.0])
         assert sorted(phase.policies for phase in wider) == [("a",), ("b",), ("c",)]
 
@@ -82,6 +83,6 @@ class TestInputs:
 
     def test_an_episode_that_ended_has_no_value_at_its_end(self) -> None:
         values = Values([], [{}, {"b": 0.75, "a": 0.5}])
-        assert [values.final(0), values.final(0, "a")] == [0.0, 0.0]
-        assert [values.final(1), values.final(1, "a"), values.final(1, "b")] == [0.75, 0.5, 0.75]
-        assert Values([]).final(3) == 0.0
+        assert [values.final_value(0), values.final_value(0, "a")] == [0.0, 0.0]
+        assert [values.final_value(1), values.final_value(1, "a"), values.final_value(1, "b")] == [0.75, 0.5, 0.75]
+        assert Values([]).final_value(3) == 0.0

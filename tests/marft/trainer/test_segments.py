@@ -113,7 +113,7 @@ def test_every_sampled_token_is_scored_once_after_its_own_context(level: str, se
     for batch in batches:
         with torch.no_grad():
             scores = score_batch(batch).log_probs
-        units = iter(batch.units(scores).tolist())
+        units = iter(batch.unit_log_probs(scores).tolist())
         rows = batch.split_by_action(scores.double().numpy())
         targets = iter(batch.targets.tolist())
         assert len(set(batch.predict_from.tolist())) == len(batch.targets)

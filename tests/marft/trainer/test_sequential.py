@@ -20,7 +20,7 @@ from marft.config.interfaces.credit import CreditOutput, Floats
 from marft.config.interfaces.schedule import Progress, UpdatePhase
 from marft.models.policy_registry import PolicyRegistry
 from marft.rollout.local_runner import LocalRolloutRunner
-from marft.rollout.rollout_batch import collect, load_training_tasks
+from marft.rollout.rollout_batch import collect_rollouts, load_training_tasks
 from marft.runs.state import State
 from marft.trainer import update as update_module
 from marft.trainer.batching import Packing
@@ -55,7 +55,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> list[Episode]:
     """Episodes of two environment steps, with rewards that differ."""
     run = recipe(tmp_path_factory.mktemp("played"), "happo")
     with LocalRolloutRunner(run) as rollouts:
-        return collect(rollouts, load_training_tasks(run), State(), lambda _: None).credit_inputs
+        return collect_rollouts(rollouts, load_training_tasks(run), State(), lambda _: None).training_episodes
 
 
 def learned(run: RunSettings, episodes: Sequence[Episode]) -> tuple[Parameters, dict[str, float]]:
@@ -77,7 +77,7 @@ def slowly(run: RunSettings, episodes: Sequence[Episode], correct: Correct) -> P
         optimizer.begin_step(0)
     update = PolicyUpdater(learner.update_setup(), FixedLogProbs())
     updated: list[str] = []
-    for phase in learner.schedule.plan(START, tuple(learner.optimizers), run.seed):
+    for phase in learner.schedule.plan_phases(START, tuple(learner.optimizers), run.seed):
         factors = [
             step_ratio(learner, episode, action, updated) for episode in episodes for action in episode.actions
         ]  # fmt: skip
@@ -135,7 +135,7 @@ def test_a_sequential_update_equals_the_slow_one(
 
 def test_the_clip_of_a2po_widens_from_policy_to_policy(played: list[Episode], tmp_path: Path) -> None:
     learner = Learner(run := recipe(tmp_path, "a2po"), PolicyRegistry(run))
-    phases = list(learner.schedule.plan(START, ("a", "b", "c", "d"), 0))
+    phases = list(learner.schedule.plan_phases(START, ("a", "b", "c", "d"), 0))
     assert [phase.clip_scale for phase in phases] == pytest.approx([0.5 + 0.5 * i / 4 for i in (1, 2, 3, 4)])
 
 
@@ -147,7 +147,7 @@ class TestSemiGreedyOrder:
     def orders(self, steps: int = 60) -> list[list[str]]:
         schedule = A2PO()
         return [
-            [phase.policies[0] for phase in schedule.plan(Progress(step, 0, self.SIZES), tuple(self.SIZES), 0)]
+            [phase.policies[0] for phase in schedule.plan_phases(Progress(step, 0, self.SIZES), tuple(self.SIZES), 0)]
             for step in range(steps)
         ]
 
@@ -163,7 +163,9 @@ class TestSemiGreedyOrder:
         assert self.orders() == orders
 
     def test_between_equals_the_draw_decides(self) -> None:
-        firsts = {A2PO().plan(Progress(step, 0, {"a": 1.0, "b": 1.0}), ("a", "b"), 0)[0].policies for step in range(20)}
+        firsts = {
+            A2PO().plan_phases(Progress(step, 0, {"a": 1.0, "b": 1.0}), ("a", "b"), 0)[0].policies for step in range(20)
+        }
         assert firsts == {("a",), ("b",)}
 
     def test_the_learner_says_how_large_each_policys_advantages_are(
@@ -172,9 +174,9 @@ class TestSemiGreedyOrder:
         told: list[Progress] = []
 
         class Told(A2PO):
-            def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
+            def plan_phases(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
                 told.append(progress)
-                return super().plan(progress, policies, seed)
+                return super().plan_phases(progress, policies, seed)
 
         run = recipe(tmp_path, "a2po")
         learner = Learner(run, PolicyRegistry(run))

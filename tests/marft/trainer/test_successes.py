@@ -15,7 +15,7 @@ from marft.config.interfaces.schedule import Progress
 from marft.models.policy_registry import PolicyRegistry
 from marft.rewards.shaping import is_success, success_metrics
 from marft.rollout.local_runner import LocalRolloutRunner
-from marft.rollout.rollout_batch import collect, load_training_tasks
+from marft.rollout.rollout_batch import collect_rollouts, load_training_tasks
 from marft.runs.state import State
 from marft.trainer.batching import make_samples
 from marft.trainer.learner import Learner
@@ -92,7 +92,7 @@ def test_vapo_learns_the_likelihood_where_the_environment_does_not_say_what_was_
             environment={"name": "tests.marft.trainer.test_successes:Wordless", "alternates": True},
         )  # fmt: skip
         with LocalRolloutRunner(run) as rollouts:
-            episodes = collect(rollouts, load_training_tasks(run), State(), lambda _: None).credit_inputs
+            episodes = collect_rollouts(rollouts, load_training_tasks(run), State(), lambda _: None).training_episodes
         assert all(e.success is None for e in episodes)
         return Learner(run, PolicyRegistry(run)).learn(episodes, Progress(0, 0))
 

@@ -180,30 +180,32 @@ class Small:
 class TestCareful:
     NAN, INF = float("nan"), float("inf")
 
-    def test_a_step_that_stays_finite_is_kept_and_is_nothing_to_note(self) -> None:
-        small, notes = Small(), list[str]()
+    def test_a_step_that_stays_finite_is_kept_and_is_nothing_to_note(self, caplog: pytest.LogCaptureFixture) -> None:
+        small = Small()
         small.then = {"actor": 3e38, "v": -3e38}  # whose squares are not finite
-        assert self.guard(small, notes).learn((), Progress(0, 0)) == {"reward": 0.0, "reverted_steps": 0.0}
+        assert NonFiniteGuard(cast(Learner, small)).learn((), Progress(0, 0)) == {"reward": 0.0, "reverted_steps": 0.0}
         assert small.values == pytest.approx([3e38, -3e38])
-        assert not notes
+        assert not caplog.records
 
-    def test_all_that_is_broken_is_named_with_what_to_change(self) -> None:
-        small, notes = Small(), list[str]()
-        careful = self.guard(small, notes)
+    def test_all_that_is_broken_is_named_with_what_to_change(self, caplog: pytest.LogCaptureFixture) -> None:
+        small = Small()
+        careful = NonFiniteGuard(cast(Learner, small))
         small.then = {"actor": 2.0, "v": 3.0}
         careful.learn((), Progress(0, 0))
         small.then = {"actor": self.NAN, "v": -self.INF}
         assert careful.learn((), Progress(1, 0)) == {"reward": 1.0, "reverted_steps": 1.0}
         assert small.values == [2.0, 3.0]
-        assert notes == [
+        assert caplog.messages == [
             "step 2: policies.actor, critic did not stay finite, so the step was undone; lower policies.actor.learning_rate "
             "or algorithm.optimizer.learning_rate (now 0.25), algorithm.optimizer.max_gradient_norm (now 1) or weight_decay; "
             "lower algorithm.critic.learning_rate (now 0.5)"
         ]
 
-    def test_the_fifth_in_a_row_stops_and_a_good_one_between_begins_anew(self) -> None:
-        small, notes = Small(), list[str]()
-        careful = self.guard(small, notes)
+    def test_the_fifth_in_a_row_stops_and_a_good_one_between_begins_anew(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        small = Small()
+        careful = NonFiniteGuard(cast(Learner, small))
         for step in range(10):
             small.then = {"actor": 1.0 if step == 4 else self.NAN}
             if step < 9:
@@ -214,7 +216,7 @@ class TestCareful:
             ):
                 careful.learn((), Progress(step, 0))
         assert small.values == [1.0, 0.0]
-        assert [note.split(":")[0] for note in notes] == [f"step {n}" for n in (1, 2, 3, 4, 6, 7, 8, 9)]
+        assert [text.split(":")[0] for text in caplog.messages] == [f"step {n}" for n in (1, 2, 3, 4, 6, 7, 8, 9)]
 
     def test_what_has_no_elements_is_finite(self) -> None:
         """A head of nothing, a layer that somebody cut away: their largest element is no number."""
@@ -226,7 +228,3 @@ class TestCareful:
             9,
         )
         assert find_non_finite(cast(Learner, small)) == []
-
-    @staticmethod
-    def guard(small: Small, notes: list[str]) -> NonFiniteGuard:
-        return NonFiniteGuard(cast(Learner, small), notes.append)

@@ -182,7 +182,9 @@ def test_workers_with_global_denominators_add_up_to_the_whole(
     def gradient(part: Sequence[Sample]) -> list[torch.Tensor]:
         for batch in pack.micro_batches(part, counts) if part else []:
             scores = score_batch(batch)
-            inputs = LossInputs(batch.units(scores.log_probs), batch.units(batch.engine_log_probs), batch.advantages)
+            inputs = LossInputs(
+                batch.unit_log_probs(scores.log_probs), batch.unit_log_probs(batch.engine_log_probs), batch.advantages
+            )
             (PPO()(inputs).terms * batch.unit_weights).sum().backward()
         found = [torch.zeros_like(w) if w.grad is None else w.grad for w in weights]
         for w in weights:
@@ -240,7 +242,7 @@ def test_normalising_by_tokens_makes_gspos_sequence_ratio(double: Backbone) -> N
     sample = random_samples(double, "action", count=1)[0]
     by_tokens = replace(sample, normalizer=float(len(sample.action.tokens)))
     batch = packing(double).micro_batches([by_tokens], BatchCounts.from_samples([by_tokens], pooled=False))[0]
-    difference = batch.units(score_batch(batch).log_probs) - batch.units(batch.engine_log_probs)
+    difference = batch.unit_log_probs(score_batch(batch).log_probs) - batch.unit_log_probs(batch.engine_log_probs)
     per_token = np.array(_log_probs(double, sample)) - sample.action.log_probs
     assert difference.exp().item() == pytest.approx(math.exp(per_token.mean()), rel=1e-6)
 
@@ -317,9 +319,11 @@ def test_policies_outside_a_phase_get_no_rows_and_no_step(double: Backbone) -> N
 
 
 def test_schedules_name_the_policies_in_turn() -> None:
-    assert Simultaneous().plan(Progress(0, 0), ("a", "b"), 0) == [UpdatePhase(("a", "b"))]
+    assert Simultaneous().plan_phases(Progress(0, 0), ("a", "b"), 0) == [UpdatePhase(("a", "b"))]
     schedule = AgentByAgent(interval=10)
-    turns = [schedule.plan(Progress(0, steps), ("a", "b", "c"), 0)[0].policies[0] for steps in (0, 9, 10, 20, 30)]
+    turns = [
+        schedule.plan_phases(Progress(0, steps), ("a", "b", "c"), 0)[0].policies[0] for steps in (0, 9, 10, 20, 30)
+    ]
     assert turns == ["a", "a", "b", "c", "a"]
 
 

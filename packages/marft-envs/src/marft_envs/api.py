@@ -24,7 +24,7 @@ from marft_envs.env_check.target import (
 if TYPE_CHECKING:
     from marft_envs.env_check.report import Report
 
-EnvironmentSpec = str | Path | Mapping[str, Any] | RunSettings | Environment | type[Environment]
+EnvironmentSpec = str | Path | Mapping[str, object] | RunSettings | Environment | type[Environment]
 
 
 def check_environment(environment: EnvironmentSpec, /, *, limits: Mapping[str, Any] = {}, **keys: Any) -> Report:
@@ -32,7 +32,7 @@ def check_environment(environment: EnvironmentSpec, /, *, limits: Mapping[str, A
 
     Args:
         environment: its name, an import path, a recipe, the ``environment`` table of a recipe, a class, or an object.
-        limits: fields of :class:`marft_envs.env_check.target.Limits`, such as ``{"tasks": 2, "processes": False}``.
+        limits: fields of :class:`marft_envs.env_check.target.Limits`, such as ``{"tasks": 2, "use_processes": False}``.
         keys: settings of the environment. They override those in ``environment``.
 
     ::
@@ -55,7 +55,7 @@ def check_environment(environment: EnvironmentSpec, /, *, limits: Mapping[str, A
     return run_checks(_find_target(environment, keys), limits_object)
 
 
-def _find_target(environment: object, keys: dict[str, Any]) -> CheckTarget:
+def _find_target(environment: object, keys: dict[str, object]) -> CheckTarget:
     if isinstance(environment, Environment):
         if keys:
             raise UserError(f"{environment.name} is an object; set {', '.join(keys)} there, or give its class")

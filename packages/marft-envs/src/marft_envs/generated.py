@@ -14,7 +14,7 @@ from marft.common.seeds import derive_seed
 from marft.common.types import Task
 from marft.config.interfaces.environment import Environment, Split
 from marft.config.settings import did_you_mean
-from marft.envs.splits import DataSplit, assign_data_split, normalize_question
+from marft.envs.splits import DataSplit, assign_data_split, fill_splits, normalize_question
 
 MAX_TASKS = 1_000_000
 
@@ -82,12 +82,7 @@ class GeneratedEnvironment(Environment):
         }
         if test_tasks := self.external_test_tasks():
             wanted["test"] = 0
-        tasks: dict[Split, list[Task]] = {split: [] for split in wanted}
-        for part, task in self._stream_tasks("tasks"):
-            if part != "demonstrations" and len(tasks[part]) < wanted[part]:
-                tasks[part].append(task)
-            if all(len(tasks[split]) == count for split, count in wanted.items()):
-                break
+        tasks = fill_splits(self._stream_tasks("tasks"), wanted)
         tasks["test"] += test_tasks
         return tasks
 
@@ -110,7 +105,7 @@ class GeneratedEnvironment(Environment):
             index += 1
 
 
-def find_unknown_roles(roles_by_key: Mapping[str, Sequence[str]], roles: Sequence[str]) -> Iterator[str]:
+def describe_unknown_roles(roles_by_key: Mapping[str, Sequence[str]], roles: Sequence[str]) -> Iterator[str]:
     """Yield an error for each unknown role in an environment's settings, given the role names by key."""
     for key, names in roles_by_key.items():
         for name in names:

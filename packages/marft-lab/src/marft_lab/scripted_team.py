@@ -38,7 +38,7 @@ from marft.envs.scripted_policy import PolicyInput, ScriptedPolicy, ScriptedRepl
 from marft.inference.caller_thread import CallerThreadExecutor
 from marft.inference.renderer import ChatRenderer
 from marft.inference.runtime import build_renderer
-from marft.models.tokenizer_format import TokenizerFormat, load_formats
+from marft.models.tokenizer_format import TokenizerFormat, load_tokenizer_formats
 from marft_serve.traces.turn_tokens import encode_turn
 from marft_serve.traces.types import TracedTurn, UnreadableError
 
@@ -142,7 +142,7 @@ class ScriptedTeam:
         formats: Mapping[str, TokenizerFormat] | None = None,
         on_turn: Callable[[ScriptedTurn], None] = lambda _: None,
     ) -> None:
-        renderer = build_renderer(run, load_formats(run) if formats is None else formats)
+        renderer = build_renderer(run, load_tokenizer_formats(run) if formats is None else formats)
         self.sampler = ScriptedSampler(script, renderer, run.seed, on_turn)
         with ExitStack() as resources:
             terms = open_terms(run, resources.callback)

@@ -9,7 +9,6 @@ from marft.common.lazy_imports import lazy_exports
 from marft.common.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from marft.agents.agents import Agents
     from marft.cli.python.commands import compare, evaluate, load_recipe, load_run, train
     from marft.cli.python.run import Run
     from marft.common.callbacks import Callback
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from marft.config.interfaces.credit import Credit
     from marft.config.interfaces.environment import Environment, tool
     from marft.config.interfaces.objective import Objective
-    from marft.config.interfaces.organization import Organization
+    from marft.config.interfaces.organization import Agents, Organization
     from marft.config.interfaces.schedule import UpdateSchedule
     from marft.config.plugins import Plugin
     from marft.config.run import RunSettings
@@ -62,14 +61,13 @@ __getattr__, __dir__ = lazy_exports(
         "marft.config.interfaces.credit": ("Credit",),
         "marft.config.interfaces.environment": ("Environment", "tool"),
         "marft.config.interfaces.objective": ("Objective",),
-        "marft.config.interfaces.organization": ("Organization",),
+        "marft.config.interfaces.organization": ("Agents", "Organization"),
         "marft.config.interfaces.schedule": ("UpdateSchedule",),
         "marft.config.plugins": ("Plugin",),
         "marft.config.run": ("RunSettings",),
         "marft.common.errors": ("RunError",),
         "marft.evaluation.metric_changes": ("Comparison",),
         "marft.evaluation.evaluate": ("Evaluation",),
-        "marft.agents.agents": ("Agents",),
         "marft.common.callbacks": ("Callback",),
         "marft.cli.python.commands": ("compare", "evaluate", "load_recipe", "load_run", "train"),
         "marft.cli.python.run": ("Run",),

@@ -19,10 +19,12 @@ def check_env(
     num_tasks: Annotated[
         int, typer.Option(min=1, help="Training tasks that are played; one of each held-out split is, too.")
     ] = 4,
-    step_limit: Annotated[int, typer.Option(min=1, help="Of an episode; a recipe says so itself.")] = 200,
-    slow_ms: Annotated[float, typer.Option(min=0.001, help="Of half of all calls: more is slow.")] = 100.0,
+    max_steps: Annotated[int, typer.Option(min=1, help="Of an episode; a recipe says so itself.")] = 200,
+    max_median_ms: Annotated[float, typer.Option(min=0.001, help="Of half of all calls: more is slow.")] = 100.0,
     max_call_ms: Annotated[float, typer.Option(min=0.001, help="Of any call: more is slow.")] = 1000.0,
-    hold_ms: Annotated[float, typer.Option(min=0.001, help="That a call may keep its thread without awaiting.")] = 10.0,
+    max_blocking_ms: Annotated[
+        float, typer.Option(min=0.001, help="That a call may keep its thread without awaiting.")
+    ] = 10.0,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds after which a call is given up.")] = 20.0,
     max_observation_chars: Annotated[
         int, typer.Option(min=1, help="Characters that an agent may be shown at a time.")
@@ -43,13 +45,13 @@ def check_env(
 
     limits = Limits(
         tasks=num_tasks,
-        most_steps=step_limit,
-        middle_seconds=slow_ms / 1000,
-        longest_seconds=max_call_ms / 1000,
-        hold_seconds=hold_ms / 1000,
-        call_seconds=timeout,
-        shown_characters=max_observation_chars,
-        processes=not in_process,
+        max_steps=max_steps,
+        max_median_seconds=max_median_ms / 1000,
+        max_call_seconds=max_call_ms / 1000,
+        max_blocking_seconds=max_blocking_ms / 1000,
+        call_timeout_seconds=timeout,
+        max_observation_chars=max_observation_chars,
+        use_processes=not in_process,
     )
     words = options.parse_overrides(context, Path(environment), find_keys(environment))
     if not env_check.check_environment(environment, words, limits, output.output_mode(False, as_json)):

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from marft.common.processes.process_pool import (
+    HelperRequestError,
     NotStartedError,
     ProcessExitedError,
     ProcessPool,
-    RequestError,
     RequestFailedError,
     RequestTimeoutError,
 )
@@ -104,7 +104,7 @@ class OutputReader:
             result, problem, seconds_used = self._send(request, seconds)
         except NotStartedError as error:
             raise JudgeError(f"no process compares results: {error}") from error
-        except RequestError as error:
+        except HelperRequestError as error:
             self._remaining_seconds -= seconds
             raise UnreadableError(_failure_reason(error) or f"what {error}") from error
         self._remaining_seconds -= seconds_used
@@ -123,7 +123,7 @@ class OutputReader:
         return _helpers().request(request, limit)
 
 
-def _failure_reason(error: RequestError) -> str:
+def _failure_reason(error: HelperRequestError) -> str:
     """Return the error caused by a text in its reader process; "" if the cause is uncertain."""
     if isinstance(error, RequestTimeoutError) or (
         isinstance(error, ProcessExitedError) and error.status == -signal.SIGPROF

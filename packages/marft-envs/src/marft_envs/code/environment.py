@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from random import Random
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr, Strict, model_validator
 from pydantic_core import PydanticCustomError
@@ -70,7 +70,7 @@ class CodeSession:
             return Step(self._build_observation(), 0.0)
         if actions.answer is not None:
             self.program = extract_program(graded_text(actions.answer))
-        tests = actions.for_role(TESTER) if self.settings.tester else None
+        tests = actions.for_role(TESTER) if self.settings.use_tester else None
         if tests is not None:
             problem = self.judge.problem
             names = problem.asserts.names if problem.asserts else ()
@@ -83,13 +83,13 @@ class CodeSession:
         over = verdict.passes_shown or self.round == self.settings.rounds
         if over:
             return await self._final_step(verdict)
-        self.awaits_comment = self.settings.reflector
+        self.awaits_comment = self.settings.use_reflector
         return Step(self._build_observation(), 0.0, info={"progress": verdict.pass_rate})
 
     async def _final_step(self, verdict: Judgment) -> Step:
         solved = all(verdict.hidden)
         agent_rewards: Mapping[str, float] = {}
-        if self.settings.tester:
+        if self.settings.use_tester:
             test_score = await asyncio.to_thread(self.judge.score_tests, self.proposed_tests)
             agent_rewards = {} if test_score is None else {TESTER: self.settings.tester_reward * test_score}
         reward = verdict.pass_rate if self.settings.reward == "fraction" else float(solved)
@@ -116,7 +116,7 @@ class CodeSession:
         """Return the roles in turn; empty if the recipe has neither tester nor reflector."""
         if self.awaits_comment:
             return (REFLECTOR,)
-        writers = (CODER, TESTER) if self.settings.tester else (CODER,)
+        writers = (CODER, TESTER) if self.settings.use_tester else (CODER,)
         return writers if self.settings.controls_turns else ()
 
 
@@ -160,7 +160,7 @@ class CodeScript:
         return "\n".join(tests_by_input.values())
 
 
-def _draw_small_input(cue: PolicyInput, kind: Kind) -> Any:
+def _draw_small_input(cue: PolicyInput, kind: Kind) -> object:
     """Draw an input that is easy to compute."""
     if kind == "number":
         return cue.random.randint(0, 2)
@@ -177,8 +177,8 @@ class Code(GeneratedEnvironment):
 
     Without ``path``, the problems are generated: small functions on numbers, texts and lists. With ``path``, they are
     rows of a published dataset. With only ``test_path``, the test split alone is from a dataset. The team writes a
-    program and, with ``tester``, its own tests. It sees the results of the visible tests. With ``reflector``, an agent
-    comments on these results. Then the team writes the next program.
+    program and, with ``use_tester``, its own tests. It sees the results of the visible tests. With ``use_reflector``,
+    an agent comments on these results. Then the team writes the next program.
     """
 
     stream: ClassVar[str] = "Code"
@@ -227,8 +227,8 @@ class Code(GeneratedEnvironment):
         default=1, description="shown tests that do not count, if the dataset defines none"
     )
     rounds: Annotated[int, Field(ge=1, le=100)] = Field(default=1, description="maximum programs per episode")
-    tester: bool = Field(default=False, description="True: an agent named tester writes tests")
-    reflector: bool = Field(
+    use_tester: bool = Field(default=False, description="True: an agent named tester writes tests")
+    use_reflector: bool = Field(
         default=False, description="True: an agent named reflector comments on the results before the next program."
     )
     reward: Literal["all", "fraction"] = Field(
@@ -264,21 +264,21 @@ class Code(GeneratedEnvironment):
 
     @model_validator(mode="after")
     def _check_settings(self) -> Code:
-        if self.rounds == 1 and self.reflector:
+        if self.rounds == 1 and self.use_reflector:
             raise PydanticCustomError("code", "a reflector needs rounds of at least 2: it reads what came of the first")
         return self
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Yield an error for each missing role."""
-        wanted = [role for role, needed in ((TESTER, self.tester), (REFLECTOR, self.reflector)) if needed]
+        wanted = [role for role, needed in ((TESTER, self.use_tester), (REFLECTOR, self.use_reflector)) if needed]
         for role in [*([CODER] if wanted else []), *wanted]:
             if role not in roles:
                 yield f"environment: no agent is called {role!r}, which {' and '.join(wanted)} = true need"
 
     @property
-    def episode_limit(self) -> int:
+    def max_episode_steps(self) -> int:
         """Return the maximum steps per episode: one per program, plus one per comment between programs."""
-        return 2 * self.rounds - 1 if self.reflector else self.rounds
+        return 2 * self.rounds - 1 if self.use_reflector else self.rounds
 
     def tasks(self, split: Split) -> Sequence[Task]:
         """Return the tasks for a split. The data of a dataset task names its row.
@@ -295,7 +295,7 @@ class Code(GeneratedEnvironment):
     @property
     def controls_turns(self) -> bool:  # type: ignore[override]
         """Return True with a tester or reflector: the environment then controls turns."""
-        return self.tester or self.reflector
+        return self.use_tester or self.use_reflector
 
     def generate_task(self, random: Random) -> GeneratedTask:
         """Generate a small function."""

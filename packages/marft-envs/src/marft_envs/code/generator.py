@@ -194,7 +194,7 @@ MAX_RESULT = 10**6  # maximum absolute value of results
 # range of input numbers, and the maximum number of inputs for it; more inputs use a wider range
 NUMBER_RANGE, FEW_INPUTS = (-30, 60), 64
 MAX_TRIVIAL_VALUES = 3  # a function with no more distinct values than this is too simple
-EXAMPLE_INPUTS: dict[Kind, tuple[Any, ...]] = {
+EXAMPLE_INPUTS: dict[Kind, tuple[object, ...]] = {
     "number": (1, 2, 3, 4, 5, 6),
     "text": ("cat", "tree", "sea", "toast"),
     "list": ([1, 2], [3, 1, 2], [4, 6, 5, 1]),
@@ -308,10 +308,10 @@ def _probe_values(kind: Kind, code: str) -> str:
 def _draw_inputs(kind: Kind, count: int, name: str) -> tuple[Any, ...]:
     """Return distinct inputs, equal for equal names."""
     random = Random(derive_seed(0, "code", kind, name))
-    inputs: dict[str, Any] = {}
+    inputs: dict[str, object] = {}
     while len(inputs) < count:
         if kind == "number":
-            value: Any = random.randint(*(NUMBER_RANGE if count <= FEW_INPUTS else (-count, 2 * count)))
+            value: object = random.randint(*(NUMBER_RANGE if count <= FEW_INPUTS else (-count, 2 * count)))
         elif kind == "text":
             value = "".join(random.choice(EXAMPLE_WORDS) for _ in range(random.randint(1, 3)))
         else:
@@ -325,7 +325,7 @@ def _choose_test_inputs(code: str, inputs: Sequence[Any], wrong: Sequence[str], 
 
     Each wrong expression gets at least one input with a different value, if any input has one.
     """
-    chosen: list[Any] = []
+    chosen: list[object] = []
     for expression in wrong:
         exposing = [x for x in inputs if evaluate(expression, x) != evaluate(code, x)]
         if exposing and not any(x in chosen for x in exposing):

@@ -58,7 +58,7 @@ def values_equal(first: object, second: object, tolerance: float = 0.0, relative
         return False
 
 
-def tuples_to_lists(value: Any) -> Any:
+def tuples_to_lists(value: object) -> object:
     """Replace tuples with lists, as in JSON.
 
     >>> tuples_to_lists(((1, 2), {"a": (3,)}))
@@ -130,7 +130,7 @@ def _encode(value: Any) -> object:
     raise TypeError(f"a {type(value).__name__} is no plain value")
 
 
-def _decode(value: Any) -> Any:
+def _decode(value: object) -> object:
     if isinstance(value, list):
         return [_decode(item) for item in value]
     if not isinstance(value, dict):
@@ -168,7 +168,7 @@ def _parse_float(digits: str) -> float:
     return float(digits)
 
 
-def _check_collisions(keys: Iterable[Any]) -> None:
+def _check_collisions(keys: Iterable[object]) -> None:
     """Refuse many keys with the same hash. Inserting n such keys into a table takes n² comparisons.
 
     Raises:

@@ -46,12 +46,12 @@ def read_record() -> dict[str, tuple[bool, str]]:
 
 
 def run_replaying(
-    scope: dict[str, Any], source: str, names: list[str], record: Mapping[str, tuple[bool, str]]
+    scope: dict[str, object], source: str, names: list[str], record: Mapping[str, tuple[bool, str]]
 ) -> AssertResult:
     """Run a test on recorded results."""
     missing: list[str] = []
 
-    def wrap(name: str) -> Callable[..., Any]:
+    def wrap(name: str) -> Callable[..., object]:
         def call(*arguments: Any, **keywords: Any) -> Any:
             key = encode([name, list(arguments), keywords])
             if key not in record:
@@ -77,7 +77,7 @@ def builtin_error(name: str) -> Exception:
     return builtin() if is_error and builtin is not None else RuntimeError(name)
 
 
-def _run_test(scope: dict[str, Any], source: str, stubs: Mapping[str, Any], calls: list[str]) -> AssertResult:
+def _run_test(scope: dict[str, object], source: str, stubs: Mapping[str, object], calls: list[str]) -> AssertResult:
     random.seed(SEED)
     scope = {**scope, **stubs, "candidate": next(iter(stubs.values()), None)}
     try:

@@ -43,13 +43,13 @@ from marft_envs.env_check.players import (
     Player,
     ScriptPlayer,
     StepInput,
-    answer_player,
     fixed_player,
     load_script,
     odd_calls,
     random_player,
     replay_player,
     silent_player,
+    task_data_player,
 )
 from marft_envs.env_check.process_replay import ProcessResult, replay_in_processes
 from marft_envs.env_check.records import AgentReply, EpisodeRecord
@@ -138,7 +138,7 @@ async def find_writing_terms(player: EpisodePlayer, records: Sequence[EpisodeRec
             thread = player.threads.acquire()
             overdue = False
             try:
-                await thread.call_user_code(term.score, episode, timeout=player.limits.call_seconds)
+                await thread.call_user_code(term.score, episode, timeout=player.limits.call_timeout_seconds)
             except CallTimeoutError:
                 overdue = True
                 timed_out.add(name)
@@ -224,7 +224,9 @@ class CheckData:
         return [record for record in self.records if record.is_valid]
 
 
-async def collect(target: CheckTarget, limits: Limits, advance: ProgressCallback = lambda: None) -> CheckData:
+async def collect_check_data(
+    target: CheckTarget, limits: Limits, advance: ProgressCallback = lambda: None
+) -> CheckData:
     """Load the tasks, play episodes, and repeat them.
 
     Args:
@@ -287,7 +289,7 @@ async def _collect_records(
     )
     odd_records = [record async for record in _play_odd(runner, tasks[: 0 if timeouts else MAX_ODD_TASKS], advance)]
     process_results: list[ProcessResult] | str = "left out, as was asked for"
-    if runner.limits.processes:
+    if runner.limits.use_processes:
         process_results = await asyncio.to_thread(
             replay_in_processes, runner.target, runner.profiles, repeatable, runner.limits
         )
@@ -358,7 +360,7 @@ def _make_players(
     yield "somebody who chooses and says anything", random_player(seed)
     yield "somebody who says 'x'", fixed_player(["x"])
     for first in range(FEW_VALUES):
-        yield f"somebody who knows the task's data, from {first} on", answer_player(task, first)
+        yield f"somebody who knows the task's data, from {first} on", task_data_player(task, first)
 
 
 async def _play_odd(

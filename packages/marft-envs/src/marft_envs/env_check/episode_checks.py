@@ -36,11 +36,11 @@ def check_observations(data: CheckData) -> Iterator[Finding]:
         for observation in candidate.observations:
             length = max(len(observation.for_role(role)) for role in ("", *observation.views))
             longest, longest_record = (length, candidate) if length > longest else (longest, longest_record)
-    if longest_record is not None and longest > data.limits.shown_characters:
+    if longest_record is not None and longest > data.limits.max_observation_chars:
         yield Finding(
             "warning",
             f"{longest:,} characters are shown to one agent at a time ({longest_record.name})",
-            f"show what a prompt has room for, {data.limits.shown_characters:,} characters; cut what agents said",
+            f"show what a prompt has room for, {data.limits.max_observation_chars:,} characters; cut what agents said",
         )
 
 
@@ -401,7 +401,7 @@ def call_seconds(data: CheckData) -> dict[str, list[float]]:
 def check_slow_calls(data: CheckData) -> Iterator[Finding]:
     """Check for slow calls and slow loading."""
     limits = data.limits
-    if data.loaded.seconds > limits.load_seconds:
+    if data.loaded.seconds > limits.max_load_seconds:
         yield Finding(
             "warning",
             f"the tasks of all splits take {data.loaded.seconds:.1f} s",
@@ -409,7 +409,7 @@ def check_slow_calls(data: CheckData) -> Iterator[Finding]:
         )
     slow = []
     for name, seconds in call_seconds(data).items():
-        if median(seconds) > limits.middle_seconds or max(seconds) > limits.longest_seconds:
+        if median(seconds) > limits.max_median_seconds or max(seconds) > limits.max_call_seconds:
             slow.append(f"{name}() takes {median(seconds):.3g} s in the middle, {max(seconds):.3g} s at most")
     if slow:
         yield Finding(
@@ -424,7 +424,7 @@ def check_blocking(data: CheckData) -> Iterator[Finding]:
     blocking: dict[str, list[TimedCall]] = defaultdict(list)
     for pair in _repeated_calls(data):
         shortest = min(pair, key=lambda call: call.blocking_seconds)
-        if shortest.blocking_seconds > data.limits.hold_seconds:
+        if shortest.blocking_seconds > data.limits.max_blocking_seconds:
             blocking[shortest.name].append(shortest)
     for name, calls in blocking.items():
         worst = max(calls, key=lambda call: call.blocking_seconds)

@@ -49,7 +49,7 @@ class CallTimer:
         """Return the timing for the last call, finished or not."""
         return TimedCall(name, time.perf_counter() - self._started_at, self._blocking, self._cpu_seconds)
 
-    def _time_stretch(self, function: Callable[[], Any]) -> Any:
+    def _time_stretch(self, function: Callable[[], object]) -> object:
         started_at, cpu_start = time.perf_counter(), time.thread_time()
         try:
             return function()
@@ -118,7 +118,7 @@ class EpisodePlayer:
         self.team_unknown = not target.profiles  # True if the team is known only from the environment's output
         offers = target.environment.tool_class
         self.tools = SessionSource(offers) if offers is not None else None
-        self.max_steps = target.max_steps or limits.most_steps
+        self.max_steps = target.max_steps or limits.max_steps
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -284,7 +284,9 @@ class _EpisodeRun:
         try:
             async with self.gate():
                 return await self.thread.call_user_code(
-                    run_call, timeout=self.player.limits.call_seconds, passthrough=environment_calls.RefusedError
+                    run_call,
+                    timeout=self.player.limits.call_timeout_seconds,
+                    passthrough=environment_calls.RefusedError,
                 )
         except CallTimeoutError as error:
             raise self._record_fault("hung", name, str(error)) from error

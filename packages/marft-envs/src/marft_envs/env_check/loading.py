@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from marft.common.error_origin import describe_error
 from marft.common.types import Task
@@ -68,7 +67,7 @@ def serialize_tasks(tasks: Iterable[Task]) -> list[str]:
     return [json.dumps([task.id, task.prompt, to_json_types(task.data)], default=_type_name) for task in tasks]
 
 
-def to_json_types(value: Any, depth: int = 0) -> Any:
+def to_json_types(value: object, depth: int = 0) -> object:
     """Convert data to JSON's types: tuples become lists, keys become strings.
 
     Anything nested deeper than ``MAX_DEPTH`` becomes "…".

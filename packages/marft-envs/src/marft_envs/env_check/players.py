@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from random import Random
-from typing import Any, cast
+from typing import cast
 
 from marft.agents.loop_threads import UserCodeError, run_user_code
 from marft.agents.prompt_messages import build_messages
@@ -46,7 +46,7 @@ ODD_TEXTS: Mapping[str, str] = {
     "one letter": "x",
     "lines": "\n".join(map(str, range(2000))),
 }
-_ODD_VALUES: Mapping[str, Sequence[Any]] = {
+_ODD_VALUES: Mapping[str, Sequence[object]] = {
     "string": ("", "x" * 100_000, "漢\u0000"),
     "integer": (-1, 10**12, 0),
     "number": (-1.0, 1e308, 0),
@@ -203,17 +203,17 @@ def random_player(seed: int) -> Player:
     return act
 
 
-def answer_player(task: Task, first: int) -> Player:
+def task_data_player(task: Task, offset: int) -> Player:
     """Return a player that says values from the task's data, one per step, likely answers first."""
     values = list(islice(_leaves(task.data), 1000))
     values.sort(key=lambda leaf: ANSWER_KEY.search(leaf[0]) is None)
 
     async def act(step_input: StepInput) -> Mapping[str, AgentReply]:
-        value = values[(first + step_input.step) % len(values)][1] if values else ""
+        value = values[(offset + step_input.step) % len(values)][1] if values else ""
         options = {role: step_input.observation.options.get(role, ()) for role in step_input.roles}
         return {
             role: AgentReply(
-                value if not choices or value in choices else choices[(first + step_input.step) % len(choices)]
+                value if not choices or value in choices else choices[(offset + step_input.step) % len(choices)]
             )
             for role, choices in options.items()
         }

@@ -63,8 +63,8 @@ def replay_in_processes(
     request = {
         "table": table,
         "folder": target.folder,
-        "most_steps": target.max_steps or limits.most_steps,
-        "call_seconds": limits.call_seconds,
+        "max_steps": target.max_steps or limits.max_steps,
+        "call_timeout_seconds": limits.call_timeout_seconds,
         "roles": [[profile.role, profile.answers] for profile in roles],
         "plays": [_record_to_dict(record) for record in records[:MAX_REPLAYED]],
     }
@@ -83,7 +83,7 @@ def main(folder: str) -> None:
     request = json.loads(Path(folder, "asked.json").read_text(encoding="utf-8"))
     target = target_from_table(request["table"], request["folder"])
     profiles = tuple(AgentProfile(role, answers=answers) for role, answers in request["roles"])
-    target = CheckTarget(target.environment, profiles, request["most_steps"], folder=request["folder"])
+    target = CheckTarget(target.environment, profiles, request["max_steps"], folder=request["folder"])
     loaded = load_tasks(target.environment)
     outcomes = asyncio.run(_replay(target, request))
     results = {"tasks": {split: serialize_tasks(loaded.tasks.get(split, ())) for split in SPLITS}, "outcomes": outcomes}
@@ -91,7 +91,7 @@ def main(folder: str) -> None:
 
 
 async def _replay(target: CheckTarget, request: Mapping[str, Any]) -> list[list[str]]:
-    player = EpisodePlayer(target, Limits(call_seconds=request["call_seconds"]))
+    player = EpisodePlayer(target, Limits(call_timeout_seconds=request["call_timeout_seconds"]))
     tasks = {split: {task.id: task for task in load_tasks(target.environment).tasks.get(split, ())} for split in SPLITS}
     outcomes = []
     for record_data in request["plays"]:
@@ -108,7 +108,7 @@ async def _replay(target: CheckTarget, request: Mapping[str, Any]) -> list[list[
     return outcomes
 
 
-def _record_to_dict(record: EpisodeRecord) -> dict[str, Any]:
+def _record_to_dict(record: EpisodeRecord) -> dict[str, object]:
     replies = [{role: asdict(reply) for role, reply in step.items()} for step in record.replies]
     return {"task": record.task.id, "split": record.split, "seed": record.seed, "said": replies}
 

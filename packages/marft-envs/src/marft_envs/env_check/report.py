@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from marft.common.texts import single_line
 
@@ -91,7 +91,7 @@ class Report:
         ]
         return "\n".join([*lines, self.summary])
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return plain values for JSON."""
         results = [
             {"check": v.check, "grade": v.grade, "findings": list(map(asdict, v.findings))} for v in self.results

@@ -7,10 +7,10 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from statistics import median
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from marft_envs.env_check import episode_checks, task_checks
-from marft_envs.env_check.collection import CheckData, ProgressCallback, collect
+from marft_envs.env_check.collection import CheckData, ProgressCallback, collect_check_data
 from marft_envs.env_check.report import CheckResult, Finding, Report
 from marft_envs.env_check.target import CheckTarget, Limits
 
@@ -64,7 +64,7 @@ def run_checks(
         advance: function called after each episode.
     """
     started_at = time.perf_counter()
-    data = _run_in_thread(collect(target, limits, advance))
+    data = _run_in_thread(collect_check_data(target, limits, advance))
     return build_report(data, time.perf_counter() - started_at)
 
 
@@ -96,7 +96,7 @@ def _run_check(name: str, check: Check, data: CheckData) -> CheckResult:
     return CheckResult(name, description, findings)
 
 
-def _run_in_thread(coroutine: Coroutine[Any, Any, T]) -> T:
+def _run_in_thread(coroutine: Coroutine[object, object, T]) -> T:
     """Run a coroutine in a new thread and return its result. The caller may already have an event loop.
 
     Raises:

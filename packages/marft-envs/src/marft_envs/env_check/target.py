@@ -7,7 +7,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -30,16 +29,16 @@ class Limits:
 
     tasks: int = 4  # number of training tasks to play
     held_out_tasks: int = 1  # number of validation tasks, and of test tasks, to play
-    most_steps: int = 200  # maximum steps per episode, unless the recipe sets its own
-    middle_seconds: float = 0.1  # maximum median time of a kind of call
-    longest_seconds: float = 1.0  # maximum time of any call
-    load_seconds: float = 60.0  # maximum time to load the tasks of all splits
-    hold_seconds: float = 0.01  # maximum time that a call blocks its thread without awaiting
-    call_seconds: float = 20.0  # timeout of a call
-    shown_characters: int = 20_000  # maximum characters of an observation, as a single agent sees it
-    alike: float = 0.8  # minimum Jaccard similarity of near-duplicates, without common shingles
-    compared: int = 2000  # maximum tasks per split in the near-duplicate search
-    processes: bool = True  # True to repeat episodes in new processes
+    max_steps: int = 200  # maximum steps per episode, unless the recipe sets its own
+    max_median_seconds: float = 0.1  # maximum median time of a kind of call
+    max_call_seconds: float = 1.0  # maximum time of any call
+    max_load_seconds: float = 60.0  # maximum time to load the tasks of all splits
+    max_blocking_seconds: float = 0.01  # maximum time that a call blocks its thread without awaiting
+    call_timeout_seconds: float = 20.0  # timeout of a call
+    max_observation_chars: int = 20_000  # maximum characters of an observation, as a single agent sees it
+    min_similarity: float = 0.8  # minimum Jaccard similarity of near-duplicates, without common shingles
+    max_compared_tasks: int = 2000  # maximum tasks per split in the near-duplicate search
+    use_processes: bool = True  # True to repeat episodes in new processes
 
 
 SINGLE_PROFILE = AgentProfile("solver")
@@ -73,7 +72,7 @@ class CheckTarget:
     terms: Mapping[str, RewardTerm] = field(default_factory=dict)
 
     @property
-    def settings_table(self) -> dict[str, Any] | None:
+    def settings_table(self) -> dict[str, object] | None:
         """Return settings for the same environment in another process; None if it is not importable."""
         settings = self.environment.model_dump(mode="json")
         if not self.environment._name or settings["name"].startswith(PLACEHOLDER_PREFIX):
@@ -95,7 +94,7 @@ def target_from_recipe(run: RunSettings, folder: str = "") -> CheckTarget:
     )
 
 
-def find_target(target: str, keys: Mapping[str, Any] = {}) -> CheckTarget:
+def find_target(target: str, keys: Mapping[str, object] = {}) -> CheckTarget:
     """Find a subject by recipe file, bundled recipe, environment name or import path.
 
     Args:
@@ -157,7 +156,7 @@ def importable_name(kind: type[Environment]) -> str:
     )
 
 
-def target_from_table(table: Mapping[str, Any], folder: str) -> CheckTarget:
+def target_from_table(table: Mapping[str, object], folder: str) -> CheckTarget:
     """Return the subject for an environment's recipe table.
 
     Raises:
@@ -171,7 +170,7 @@ def target_from_table(table: Mapping[str, Any], folder: str) -> CheckTarget:
     return CheckTarget(environment, folder=folder)
 
 
-def _is_restorable(table: Mapping[str, Any], environment: Environment, folder: str) -> bool:
+def _is_restorable(table: Mapping[str, object], environment: Environment, folder: str) -> bool:
     """Return True if the settings recreate an equal environment. An object may have state beyond its settings."""
     try:
         restored = target_from_table(table, folder).environment
@@ -182,6 +181,6 @@ def _is_restorable(table: Mapping[str, Any], environment: Environment, folder: s
     )
 
 
-def _settings_values(environment: Environment) -> dict[str, Any]:
+def _settings_values(environment: Environment) -> dict[str, object]:
     settings = environment.model_dump(mode="json")
     return {key: settings[key] for key in type(environment).model_fields}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -81,7 +80,7 @@ def check_portable(data: CheckData) -> Iterator[Finding]:
         )
 
 
-def find_not_plain(value: Any, path: str = "data", depth: int = 0) -> str:
+def find_not_plain(value: object, path: str = "data", depth: int = 0) -> str:
     """Return the reason if a value is not plain; "" if it is.
 
     >>> find_not_plain({"words": ["a", 1]}), find_not_plain({"words": {"a"}})
@@ -161,11 +160,11 @@ def check_near_duplicates(data: CheckData) -> Iterator[Finding]:
     """Check that no held-out task is nearly equal to a training task."""
     limits = data.limits
     texts = {
-        split: _sample_evenly(split_texts, limits.compared)
+        split: _sample_evenly(split_texts, limits.max_compared_tasks)
         for split, split_texts in identifying_texts(data.loaded.tasks).items()
     }
     ids = {
-        split: _sample_evenly([task.id for task in tasks], limits.compared)
+        split: _sample_evenly([task.id for task in tasks], limits.max_compared_tasks)
         for split, tasks in data.loaded.tasks.items()
     }
     index = SimilarityIndex.from_texts(texts.get("train", ()))
@@ -173,7 +172,7 @@ def check_near_duplicates(data: CheckData) -> Iterator[Finding]:
     for split in ("validation", "test"):
         for name, text in zip(ids.get(split, ()), texts.get(split, ()), strict=True):
             nearest = None if text in same else index.find_nearest(text)  # equal texts are reported by the splits check
-            if nearest and nearest[1] >= limits.alike:
+            if nearest and nearest[1] >= limits.min_similarity:
                 near_duplicates.append(f"{name} ({split}) and {ids['train'][nearest[0]]}")
     if near_duplicates:
         yield Finding(

@@ -59,7 +59,7 @@ class EnvProcess:
         timeout: timeout of a request, in seconds.
     """
 
-    def __init__(self, package: str, python: str, arguments: Mapping[str, Any], timeout: float) -> None:
+    def __init__(self, package: str, python: str, arguments: Mapping[str, object], timeout: float) -> None:
         self.package, self.python, self.arguments, self.timeout = package, python, dict(arguments), timeout
         self._lock = threading.Lock()
         self._running: _RunningProcess | None = None
@@ -99,7 +99,7 @@ class _RunningProcess:
         send_timeout = struct.pack("ll", int(timeout), int(timeout % 1 * 1e6) or 1)
         self._child.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, send_timeout)
         self._send_lock = threading.Lock()  # long lines from several threads would interleave otherwise
-        self._pending: dict[int, Future[dict[str, Any]]] = {}
+        self._pending: dict[int, Future[dict[str, object]]] = {}
         self._lock = threading.Lock()
         self._last_id = 0
         threading.Thread(target=self._read_replies, name=f"marft-{package}", daemon=True).start()
@@ -121,7 +121,7 @@ class _RunningProcess:
         except TimeoutError as error:
             raise self._close_late(timeout) from error
 
-    async def request_async(self, message: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+    async def request_async(self, message: Mapping[str, object], timeout: float) -> dict[str, object]:
         """Asynchronous version of ``request``, with the same errors."""
         future = self._send_request(message, timeout)
         try:
@@ -129,8 +129,8 @@ class _RunningProcess:
         except TimeoutError as error:
             raise self._close_late(timeout) from error
 
-    def _send_request(self, message: Mapping[str, Any], timeout: float) -> Future[dict[str, Any]]:
-        future: Future[dict[str, Any]] = Future()
+    def _send_request(self, message: Mapping[str, object], timeout: float) -> Future[dict[str, object]]:
+        future: Future[dict[str, object]] = Future()
         with self._lock:
             if self.end_reason:
                 raise EnvProcessError(self.end_reason)
@@ -146,7 +146,7 @@ class _RunningProcess:
             raise EnvProcessError(self.end_reason) from error
         return future
 
-    def _check_answer(self, answer: dict[str, Any]) -> dict[str, Any]:
+    def _check_answer(self, answer: dict[str, object]) -> dict[str, object]:
         if "error" in answer:
             raise EnvProcessError(f"{self.package}: {answer['error']}")
         return answer
@@ -155,7 +155,7 @@ class _RunningProcess:
         self.close(f"the process of {self.package} has not answered in {timeout:g} seconds, and was ended")
         return EnvProcessError(self.end_reason)
 
-    def send_only(self, message: Mapping[str, Any]) -> None:
+    def send_only(self, message: Mapping[str, object]) -> None:
         """Send a request without waiting for a reply."""
         if not self.end_reason:
             try:
@@ -163,7 +163,7 @@ class _RunningProcess:
             except OSError:  # the process ended, along with the state to drop; or it has received half a line
                 self.close(f"the process of {self.package} reads nothing any more")
 
-    def _write(self, message: Mapping[str, Any]) -> None:
+    def _write(self, message: Mapping[str, object]) -> None:
         """Write a request to the socket.
 
         Raises:
@@ -204,7 +204,7 @@ class _RunningProcess:
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 self.close(f"the process of {self.package} said what is no answer ({type(error).__name__})")
         if not self.end_reason:
-            outcome = self._child.outcome()
+            outcome = self._child.wait_for_exit()
             self.close(f"the process of {self.package} {outcome}")
         self._child.close()
 
@@ -237,7 +237,7 @@ class ProcessSession:
         if self._running is not None:
             self._running.send_only({"do": "drop", "episode": self.key})
 
-    def read_outcome(self, outcome: object) -> tuple[dict[str, Any], float]:
+    def read_outcome(self, outcome: object) -> tuple[dict[str, object], float]:
         """Return the outcome of the episode, and its reward.
 
         Raises:
@@ -248,7 +248,7 @@ class ProcessSession:
         return outcome, finite_number(outcome, "reward")
 
 
-def finite_number(table: Mapping[str, Any], key: str) -> float:
+def finite_number(table: Mapping[str, object], key: str) -> float:
     """Return a finite number from a reply.
 
     Raises:

@@ -188,7 +188,7 @@ class GaiaSession:
         answer = extract_answer(text)
         self.step_number += 1
         over = answer is not None or self.step_number >= self.settings.max_steps
-        if answer is None and over and not self.settings.strict:
+        if answer is None and over and not self.settings.require_final_answer:
             answer = text.strip()
         solved = answer is not None and answers_match(answer, str(self.task.data["answer"]))
         metrics = {"tool_calls": float(self.call_count), "stated": float(extract_answer(text) is not None)}
@@ -210,7 +210,7 @@ class GaiaSession:
         return MAX_UNSOLVED * sum(source in self.sources_read for source in sources) / len(sources)
 
     def _snippet(self, text: str) -> str:
-        return f": {truncate(single_line(text), MAX_SNIPPET)}" if self.settings.snippets else ""
+        return f": {truncate(single_line(text), MAX_SNIPPET)}" if self.settings.show_snippets else ""
 
     def _build_observation(self, previous_text: str) -> Observation:
         lines = [self.task.prompt, *(f"File: {name}" for name in self.attachments.files)]
@@ -359,12 +359,12 @@ class Gaia(GeneratedEnvironment):
     max_steps: SmallCount = Field(
         default=1, description="maximum turns of the team; the first FINAL ANSWER ends the episode earlier"
     )
-    strict: bool = Field(
+    require_final_answer: bool = Field(
         default=True,
         description="count an answer only after FINAL ANSWER:; if false, the whole text of the last step counts too",
     )
     max_results: SmallCount = Field(default=5, description="maximum pages in a search result")
-    snippets: bool = Field(default=True, description="show the beginning of each page in search results")
+    show_snippets: bool = Field(default=True, description="show the beginning of each page in search results")
 
     @model_validator(mode="after")
     def _check_settings(self) -> Gaia:
@@ -375,7 +375,7 @@ class Gaia(GeneratedEnvironment):
         return self
 
     @property
-    def episode_limit(self) -> int:
+    def max_episode_steps(self) -> int:
         """Maximum turns in an episode."""
         return self.max_steps
 

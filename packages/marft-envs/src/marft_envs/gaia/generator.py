@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from marft_envs.gaia.plans import WRITERS, KnownFacts, MissingFact, Node, execute_plan
 from marft_envs.generated import GeneratedTask
@@ -180,7 +180,7 @@ def generate_question(random: Random, level: int, formats: Sequence[str]) -> Gen
     table = world.tables.get(question.file.partition(".")[0])
     files = {question.file: WRITERS[question.file[question.file.rindex(".") :]](table)} if table else {}
     sources, tools = find_sources(question.plan, facts)
-    data: dict[str, Any] = {
+    data: dict[str, object] = {
         "level": level,
         "answer": answer,
         "plan": [list(node) for node in question.plan],

@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 from marft.agents.answers import graded_text
 from marft.common.types import JointAction, Observation, Step
 from marft.config.settings import Names, NonEmptyString, NonNegative, NonNegativeCount
-from marft_envs.generated import GeneratedEnvironment, find_unknown_roles
+from marft_envs.generated import GeneratedEnvironment, describe_unknown_roles
 from marft_envs.grids.maps import parse_moves
 
 MAX_SHOWN = 40  # maximum characters of an unparsable text in the feedback
@@ -29,7 +29,7 @@ class GridState(Protocol):
     """Interface to the state of a grid puzzle."""
 
     @property
-    def solved(self) -> bool:
+    def is_solved(self) -> bool:
         """True if the puzzle is solved."""
 
     @property
@@ -134,7 +134,7 @@ class GridRules(Generic[StateT]):
             reward += self.reward_fn(state, after, not problem)
             problems += [problem] if problem else []
             state = after
-            if state.solved or state.dead_end_reason:
+            if state.is_solved or state.dead_end_reason:
                 break
             if self.termination.limit_reached(earlier_moves + number):
                 reward += self.termination.failure_reward
@@ -159,7 +159,7 @@ class GridSession(Generic[StateT]):
         local = self._local_rewards(actions)
         self.state, self.steps = result.state, self.steps + 1
         self.moves, self.illegal = self.moves + result.move_count, self.illegal + result.illegal_count
-        solved, dead_end = result.state.solved, result.state.dead_end_reason
+        solved, dead_end = result.state.is_solved, result.state.dead_end_reason
         over = (
             solved
             or bool(dead_end)
@@ -263,17 +263,12 @@ class GridEnvironment(GeneratedEnvironment):
         """Yield an error for each setting with an unknown role."""
         mover = (self.mover,) if self.actions == "choices" else ()
         named = {"map_for": self.map_for, "mover": mover, self.instrument: self.instrument_roles}
-        return find_unknown_roles(named, roles)
+        return describe_unknown_roles(named, roles)
 
     @property
     def offers_options(self) -> bool:  # type: ignore[override]
         """True if the mover chooses between options."""
         return self.actions == "choices"
-
-    @property
-    def step_bound(self) -> int:
-        """Maximum steps in an episode; 0 if it depends on the task, without a bound."""
-        return self.step_limit(self.max_moves)
 
     def step_limit(self, min_moves: int) -> int:
         """Return the maximum steps for a task with a shortest solution of ``min_moves`` moves."""

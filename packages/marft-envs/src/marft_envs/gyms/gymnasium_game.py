@@ -10,7 +10,7 @@ from pydantic import Field
 from marft.agents.answers import graded_text
 from marft.common.types import JointAction, Observation, Step, Task
 from marft.config.plugins import import_object
-from marft_envs.generated import find_unknown_roles
+from marft_envs.generated import describe_unknown_roles
 from marft_envs.gyms.seeded import SeededEnvironment, make_gymnasium_env, supports_ansi
 from marft_envs.gyms.texts import ActionSpace, enumerate_actions, format_value, parse_choice, strip_colors
 
@@ -35,9 +35,9 @@ class Gymnasium(SeededEnvironment):
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Yield an error if the actor is unknown."""
-        return find_unknown_roles({"actor": (self.actor,)}, roles)
+        return describe_unknown_roles({"actor": (self.actor,)}, roles)
 
-    def first_observation(self, seed: int, kwargs: Mapping[str, Any]) -> str:
+    def first_observation(self, seed: int, kwargs: Mapping[str, object]) -> str:
         """Return a game's first observation."""
         session = GymnasiumSession(self, seed, kwargs)
         try:
@@ -108,7 +108,7 @@ class GymnasiumSession:
         over = terminated or truncated
         return Step(
             Observation("") if terminated else self._build_observation(feedback),
-            reward * self.settings.scale,
+            reward * self.settings.reward_scale,
             terminated=terminated,
             truncated=truncated,
             success=self.settings.is_success(self.total_reward, info) if over else None,

@@ -18,7 +18,7 @@ from marft.common.seeds import derive_seed
 from marft.common.types import JointAction, Observation, Step, Task
 from marft.config.plugins import import_object
 from marft.config.settings import did_you_mean
-from marft_envs.generated import find_unknown_roles
+from marft_envs.generated import describe_unknown_roles
 from marft_envs.gyms.seeded import SeededEnvironment, make_pettingzoo_env, supports_ansi
 from marft_envs.gyms.texts import ActionSpace, enumerate_actions, format_value, parse_choice, strip_colors
 
@@ -87,7 +87,7 @@ class PettingZoo(SeededEnvironment):
     Each role plays one of the game's agents. It sees that agent's observations and acts in its turns.
     """
 
-    seats: dict[str, str] = Field(
+    game_agent_by_role: dict[str, str] = Field(
         default={}, description="game agent by role; the default is the agent with the role's name"
     )
     random_others: bool = Field(
@@ -109,20 +109,22 @@ class PettingZoo(SeededEnvironment):
 
     @model_validator(mode="after")
     def _check_seats(self) -> Self:
-        if self.random_others and not self.seats:
-            raise PydanticCustomError("seats", "name whom the roles play, so that it is known who the others are")
+        if self.random_others and not self.game_agent_by_role:
+            raise PydanticCustomError(
+                "game_agent_by_role", "name whom the roles play, so that it is known who the others are"
+            )
         return self
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Yield errors for unknown roles, and for game agents with two roles."""
-        yield from find_unknown_roles({"seats": list(self.seats)}, roles)
+        yield from describe_unknown_roles({"game_agent_by_role": list(self.game_agent_by_role)}, roles)
         if self.team_reward not in ("mean", "sum", *roles):
             yield f"environment.team_reward: must be mean, sum or a role{did_you_mean(self.team_reward, roles)}"
-        assigned = [self.seats.get(role, role) for role in roles]
+        assigned = [self.game_agent_by_role.get(role, role) for role in roles]
         for seat in {seat for seat in assigned if assigned.count(seat) > 1}:
-            yield f"environment.seats: two roles play {seat!r}; give each an agent of its own"
+            yield f"environment.game_agent_by_role: two roles play {seat!r}; give each an agent of its own"
 
-    def first_observation(self, seed: int, kwargs: Mapping[str, Any]) -> str:
+    def first_observation(self, seed: int, kwargs: Mapping[str, object]) -> str:
         """Return a game's first observations, for every agent."""
         session = PettingZooSession(self, seed, kwargs, 0)
         try:
@@ -153,7 +155,7 @@ class PettingZooSession:
         self.game: PettingZooGame
         self.steps = self.invalid_actions = 0
         self.total_reward = 0.0
-        self._roles_by_agent = {agent: role for role, agent in settings.seats.items()}
+        self._roles_by_agent = {agent: role for role, agent in settings.game_agent_by_role.items()}
         self._action_spaces: dict[str, ActionSpace] = {}
         self._options: dict[str, tuple[str, ...]] = {}  # legal options, by agent in turn
 
@@ -185,9 +187,9 @@ class PettingZooSession:
         if settings.rendering == "ansi" and not supports_ansi(self.env):
             raise UserError(f"environment.rendering: {settings.game} shows itself in no terminal; take words")
         agents = list(self.env.possible_agents)
-        for role, agent in settings.seats.items():
+        for role, agent in settings.game_agent_by_role.items():
             if agent not in agents:
-                raise UserError(f"environment.seats: {role} plays {agent!r}{did_you_mean(agent, agents)}")
+                raise UserError(f"environment.game_agent_by_role: {role} plays {agent!r}{did_you_mean(agent, agents)}")
         self._action_spaces = {
             agent: enumerate_actions(self.env.action_space(agent), settings.action_names) for agent in agents
         }
@@ -256,10 +258,10 @@ class PettingZooSession:
         }
         return Step(
             Observation("") if over else self._build_observation(feedback),
-            reward * settings.scale,
+            reward * settings.reward_scale,
             terminated=over and not truncated,
             truncated=truncated,
-            agent_rewards={role: agent_info * settings.scale for role, agent_info in by_role.items()},
+            agent_rewards={role: agent_info * settings.reward_scale for role, agent_info in by_role.items()},
             success=settings.is_success(self.total_reward, flags) if over or truncated else None,
             info={"measures": {"mistakes": self.invalid_actions, "earned": self.total_reward}},
         )

@@ -24,7 +24,7 @@ from marft.config.interfaces.environment import Environment, Split
 from marft.config.plugins import import_object, module_name
 from marft.config.secrets import fill_variables, mask_values, variable_values
 from marft.config.settings import Bounded, Names, NonEmptyString, PlainTable, SmallCount
-from marft.envs.splits import assign_split
+from marft.envs.splits import assign_split, fill_splits
 
 
 def make_gymnasium_env(game: str, kwargs: Mapping[str, Any]) -> Any:
@@ -44,7 +44,7 @@ def make_gymnasium_env(game: str, kwargs: Mapping[str, Any]) -> Any:
     return _call_factory(game, lambda **arguments: gymnasium.make(game, **arguments), kwargs)
 
 
-def make_pettingzoo_env(game: str, kwargs: Mapping[str, Any]) -> Any:
+def make_pettingzoo_env(game: str, kwargs: Mapping[str, object]) -> object:
     """Create an environment from a module with ``env`` or ``parallel_env``, or from a factory's import path.
 
     Raises:
@@ -68,7 +68,7 @@ def _import_game(module: str, game: str) -> ModuleType:
     """
     try:
         return import_user_module(module)
-    except Exception as error:
+    except Exception as error:  # a third-party module runs here
         package, _, submodule = module.partition(".")
         family = submodule.partition(".")[0]
         hint = (
@@ -102,10 +102,10 @@ def _is_path(game: str) -> bool:
     return bool(module_name(game)) and game.partition(":")[2].isidentifier()
 
 
-def _call_factory(game: str, factory: Callable[..., Any], kwargs: Mapping[str, Any]) -> Any:
+def _call_factory(game: str, factory: Callable[..., object], kwargs: Mapping[str, object]) -> object:
     try:
         return factory(**fill_variables(dict(kwargs)))
-    except Exception as error:
+    except Exception as error:  # a third-party game runs here
         message = mask_values(list(variable_values(kwargs)), describe_error(error))
         raise UserError(f"environment.game: {game} cannot be made with {dict(kwargs)}: {message}") from error
 
@@ -147,14 +147,14 @@ class SeededEnvironment(Environment):
     max_steps: SmallCount = Field(
         default=100, description="maximum steps in an episode; the episode is truncated after them"
     )
-    scale: Annotated[float, Field(ge=-1e6, le=1e6)] = Field(default=1.0, description="factor for rewards")
+    reward_scale: Annotated[float, Field(ge=-1e6, le=1e6)] = Field(default=1.0, description="factor for rewards")
     success_threshold: Bounded | None = Field(
         default=None,
-        description="minimum return for success, before `scale`; default: the game's own `is_success` or `success`",
+        description="minimum return for success, before `reward_scale`; default: the game's `is_success` or `success`",
     )
 
     @abstractmethod
-    def first_observation(self, seed: int, kwargs: Mapping[str, Any]) -> str:
+    def first_observation(self, seed: int, kwargs: Mapping[str, object]) -> str:
         """Return the full text of a game's first observation."""
 
     def tasks(self, split: Split) -> Sequence[Task]:
@@ -186,14 +186,7 @@ class SeededEnvironment(Environment):
             "validation": self.held_out_tasks,
             "test": self.held_out_tasks,
         }
-        tasks: dict[Split, list[Task]] = {split: [] for split in wanted}
-        for text, task in self._distinct_tasks():
-            split = assign_split(text)
-            if len(tasks[split]) < wanted[split]:
-                tasks[split].append(task)
-            if all(len(tasks[name]) == number for name, number in wanted.items()):
-                break
-        return tasks
+        return fill_splits(((assign_split(text), task) for text, task in self._distinct_tasks()), wanted)
 
     def _distinct_tasks(self) -> Iterator[tuple[str, Task]]:
         """Yield tasks with new first observations until ``MAX_IDLE_SEEDS`` consecutive seeds give none."""
@@ -215,11 +208,11 @@ class SeededEnvironment(Environment):
             f"{self.game}/{seed}", f"{self.game}, seed {seed}", {"seed": seed, "kwargs": {**self.kwargs, **extra}}
         )
 
-    def is_success(self, total_reward: float, info: Mapping[str, Any]) -> bool | None:
+    def is_success(self, total_reward: float, info: Mapping[str, object]) -> bool | None:
         """Return True if a finished episode solved its task; None if the game does not report it.
 
         Args:
-            total_reward: return of the episode, before ``scale``.
+            total_reward: return of the episode, before ``reward_scale``.
             info: the game's last info.
         """
         if self.success_threshold is not None:

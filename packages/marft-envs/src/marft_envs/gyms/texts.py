@@ -28,7 +28,7 @@ class ActionSpace:
         indices: indices of the action's components, by text, as action masks use them.
     """
 
-    values: Mapping[str, Any]
+    values: Mapping[str, object]
     indices: Mapping[str, tuple[int, ...]]
 
     def allowed_actions(self, mask: object = None) -> tuple[str, ...]:
@@ -232,7 +232,7 @@ def _color_tag(codes: str) -> str:
     return f"<{' '.join(names)}>" if names else "</>"
 
 
-def _format_number(value: Any, digits: int) -> str:
+def _format_number(value: object, digits: int) -> str:
     number = value.item() if isinstance(value, np.generic | np.ndarray) else value
     if isinstance(number, bool):
         return "yes" if number else "no"

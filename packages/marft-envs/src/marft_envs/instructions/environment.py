@@ -17,7 +17,7 @@ from marft.common.errors import UserError
 from marft.common.types import JointAction, Observation, Step, Task
 from marft.config.interfaces.environment import Split
 from marft.config.settings import NonNegativeCount, did_you_mean
-from marft.envs.splits import assign_split, normalize_question
+from marft.envs.splits import split_beside_tests
 from marft.envs.table_rows import Row, TablePath, read_table
 from marft_envs.generated import GeneratedEnvironment, GeneratedTask
 from marft_envs.instructions.kinds import (
@@ -180,17 +180,11 @@ class Instructions(GeneratedEnvironment):
 
     @cached_property
     def _table_tasks(self) -> Mapping[Split, Sequence[Task]]:
-        tasks_by_split: dict[Split, list[Task]] = {"train": [], "validation": [], "test": []}
-        seen, held_out = set[str](), set[str]()
-        for path, is_test in ((self.test_path, True), (self.path, False)):
-            for task in self._read_tasks(path) if path else ():
-                if task.prompt in seen or (not is_test and normalize_question(task.prompt) in held_out):
-                    continue
-                seen.add(task.prompt)
-                held_out |= {normalize_question(task.prompt)} if is_test else set()
-                split = "test" if is_test else assign_split(task.prompt)
-                tasks_by_split["train" if self.test_path and not is_test and split == "test" else split].append(task)
-        return {split: tasks[: self.limit or None] for split, tasks in tasks_by_split.items()}
+        tests: dict[str, Task] = {}
+        for task in self._read_tasks(self.test_path) if self.test_path else ():
+            tests.setdefault(task.prompt, task)
+        tasks = self._read_tasks(self.path) if self.path else ()
+        return split_beside_tests([*tests.values()] if self.test_path else None, tasks, self.limit)
 
     def _read_tasks(self, path: str) -> Iterator[Task]:
         used_names = set[str]()

@@ -20,7 +20,7 @@ from marft.config.interfaces.memory import MemorySystem
 from marft.config.paths import AbsolutePath
 from marft.config.settings import Count, Fraction, Names, NonEmptyString, SmallCount, did_you_mean
 from marft.envs.scripted_policy import PolicyInput, ScriptedPolicy
-from marft_envs.generated import GeneratedEnvironment, GeneratedTask, find_unknown_roles
+from marft_envs.generated import GeneratedEnvironment, GeneratedTask, describe_unknown_roles
 from marft_envs.memory.conversations import KINDS, NOT_MENTIONED, Chunk, Grading, Question
 from marft_envs.memory.files import FileConversation, Layout, build_tasks, read_conversations
 from marft_envs.memory.generator import (
@@ -300,7 +300,7 @@ class Memory(GeneratedEnvironment):
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Yield an error for each missing role."""
         named = {"writer": self.writer, "retriever": self.retriever, "answerer": self.answerer}
-        return find_unknown_roles({key: (role,) for key, role in named.items() if role}, roles)
+        return describe_unknown_roles({key: (role,) for key, role in named.items() if role}, roles)
 
     @cached_property
     def _conversations(self) -> dict[str, FileConversation]:

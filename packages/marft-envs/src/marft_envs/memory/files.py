@@ -66,7 +66,7 @@ def read_conversations(path: str, layout: Layout, lines: int) -> list[FileConver
         raise UserError(f"environment: {path} is no JSON in UTF-8: {error}") from error
     if not isinstance(rows, list) or not rows:
         raise UserError(f"environment: {path} holds no list of conversations, as {layout} has them")
-    parse_row: Callable[[Any, int], FileConversation | None] = (
+    parse_row: Callable[[object, int], FileConversation | None] = (
         _parse_locomo if layout == "locomo" else _parse_longmemeval
     )
     parsed = []

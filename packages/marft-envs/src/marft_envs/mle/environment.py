@@ -174,11 +174,11 @@ class MleSession:
     def _compute_reward(self) -> float:
         """Return the reward.
 
-        It is 0 for an ungradable submission. Otherwise it goes from ``valid`` to 1 by the fraction of beaten teams.
+        It is 0 for an ungradable submission. Otherwise it goes from ``valid_reward`` to 1 by the share of beaten teams.
         """
         if self.last_grade.score is None:
             return 0.0
-        return self.settings.valid + (1 - self.settings.valid) * self.last_grade.share_beaten
+        return self.settings.valid_reward + (1 - self.settings.valid_reward) * self.last_grade.share_beaten
 
     def _metrics(self) -> dict[str, float]:
         medals = {f"medal_{name}": float(self.last_grade.medal == name) for name in MEDALS}
@@ -214,8 +214,8 @@ class Mle(GeneratedEnvironment):
     ``submission.csv``. The program runs in a sandbox with the public files and the standard library, and without
     answers.
 
-    The reward is 0 for a submission that cannot be graded. Otherwise it goes from ``valid`` to 1, in proportion to
-    the fraction of the leaderboard that the submission beats. A medal counts as success.
+    The reward is 0 for a submission that cannot be graded. Otherwise it goes from ``valid_reward`` to 1, in proportion
+    to the fraction of the leaderboard that the submission beats. A medal counts as success.
     """
 
     stream: ClassVar[str] = "Mle"
@@ -232,7 +232,7 @@ class Mle(GeneratedEnvironment):
         default=1,
         description="maximum programs per episode; after each but the last, the team sees the program's output",
     )
-    valid: Fraction = Field(default=0.1, description="reward of a gradable submission that beats no team")
+    valid_reward: Fraction = Field(default=0.1, description="reward of a gradable submission that beats no team")
     limits: SandboxSettings = Field(default=DEFAULT_LIMITS, description="sandbox limits of one program run")
 
     @model_validator(mode="after")
@@ -242,7 +242,7 @@ class Mle(GeneratedEnvironment):
         return self
 
     @property
-    def episode_limit(self) -> int:
+    def max_episode_steps(self) -> int:
         """Maximum steps in an episode: one per program."""
         return self.rounds
 

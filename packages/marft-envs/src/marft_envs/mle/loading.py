@@ -205,10 +205,10 @@ def check_limits(name: str, competition: Competition, limits: SandboxSettings) -
     """
     folders = {parent for file in competition.public for parent in PurePath(file).parents}
     files_needed = len(competition.public) + len(folders) + 2  # plus the program and its submission
-    if files_needed > limits.files:
+    if files_needed > limits.max_files:
         raise UserError(
             f"environment: {name}: its {len(competition.public):,} public files take {files_needed:,} of the "
-            f"{limits.files:,} that a run of a program may have; set environment.limits.files = {files_needed}"
+            f"{limits.max_files:,} that a run of a program may have; set environment.limits.max_files = {files_needed}"
         )
     kilobytes = math.ceil(sum(len(f"{key},{value}\n".encode()) for key, value in competition.answers.items()) / 1024)
     if kilobytes > limits.output_kb:

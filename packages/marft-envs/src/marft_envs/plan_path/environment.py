@@ -206,6 +206,6 @@ def _distance_text(state: MazeState) -> str:
 
 REWARD_FUNCTIONS: dict[str, Callable[[MazeState, MazeState, bool], float]] = {
     "progress": lambda before, after, _: after.progress - before.progress,
-    "success": lambda _, after, __: float(after.solved),
+    "success": lambda _, after, __: float(after.is_solved),
     "published": published_reward,
 }

@@ -61,7 +61,7 @@ class MazeState:
     moves: int = 0
 
     @property
-    def solved(self) -> bool:
+    def is_solved(self) -> bool:
         """True at the goal."""
         return self.position == self.maze.goal
 
@@ -102,7 +102,7 @@ def published_reward(before: MazeState, after: MazeState, legal: bool) -> float:
     reward = (
         (STEP_REWARD if legal else ILLEGAL_REWARD) + DISCOUNT * -manhattan_distance(after) + manhattan_distance(before)
     )
-    if after.solved:
+    if after.is_solved:
         reward += GOAL_REWARD + (SHORTEST_REWARD if after.moves == after.maze.min_moves else 0.0)
     return reward
 

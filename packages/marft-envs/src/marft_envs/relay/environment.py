@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from random import Random
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -81,7 +81,7 @@ class RelayScript:
             else:
                 values, places = [*earlier_values, *part], list(range(speaker_index + 1))
         symbols = self._encode(values, places)
-        word_limit = self.relay.words or COPIES * len(symbols)
+        word_limit = self.relay.max_words or COPIES * len(symbols)
         return " ".join(symbols * (max(1, word_limit // len(symbols)) if self.relay.noise else 1))
 
     def _encode(self, values: Sequence[str], places: Sequence[int]) -> list[str]:
@@ -213,7 +213,7 @@ class RelaySession:
         parts: Mapping[str, list[str]] = self.task.data["parts"]
         return parts[role]
 
-    def _metrics(self) -> dict[str, Any]:
+    def _metrics(self) -> dict[str, object]:
         metrics = {
             "words_said": float(self.words_sent),
             "words_passed": float(self.words_received),
@@ -258,10 +258,10 @@ class Relay(GeneratedEnvironment):
         default=6, description="possible values of each symbol in a part"
     )
     size: Annotated[int, Field(ge=1, le=8)] = Field(default=1, description="symbols in a part, and in the answer")
-    words: NonNegativeCount = Field(
+    max_words: NonNegativeCount = Field(
         default=3, description="maximum words of a message that are passed on, from the start; 0: no limit"
     )
-    characters: Count = Field(default=80, description="maximum characters of a message that are passed on")
+    max_chars: Count = Field(default=80, description="maximum characters of a message that are passed on")
     alphabet: Names = Field(default=(), description="words that are passed on; empty: all words")
     noise: Fraction = Field(default=0.0, description="probability that noise hits a word")
     noise_effect: Literal["erase", "drop", "replace"] = Field(
@@ -300,19 +300,19 @@ class Relay(GeneratedEnvironment):
             raise _settings_error(
                 "alphabet: single words that differ in more than case, and not {erased}", erased=ERASED_SYMBOL
             )
-        if self.words and self.words < self.min_words:
+        if self.max_words and self.max_words < self.min_words:
             raise _settings_error(
                 "words: it takes {needed} words to tell what has to be told, and {words} come through; allow more, or "
                 "a larger alphabet",
                 needed=self.min_words,
-                words=self.words,
+                words=self.max_words,
             )
-        if self.characters < self.min_characters:
+        if self.max_chars < self.min_characters:
             raise _settings_error(
                 "characters: it may take {letters} to tell what has to be told, and {characters} come through; allow "
                 "more, or shorter words (alphabet)",
                 letters=self.min_characters,
-                characters=self.characters,
+                characters=self.max_chars,
             )
         return self
 

@@ -79,8 +79,8 @@ def transmit(text: str, random: Random, relay: Relay, replacements: Sequence[str
     if relay.alphabet:
         allowed_words = {word.casefold(): word for word in relay.alphabet}
         message_words = [allowed_words[word.casefold()] for word in message_words if word.casefold() in allowed_words]
-    limited, remaining_characters = list[str](), relay.characters
-    for word in message_words[: relay.words or None]:
+    limited, remaining_characters = list[str](), relay.max_chars
+    for word in message_words[: relay.max_words or None]:
         remaining_characters -= len(word)
         if remaining_characters < 0:
             break

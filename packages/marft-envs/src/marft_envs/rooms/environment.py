@@ -22,7 +22,7 @@ from marft.common.errors import UserError
 from marft.common.types import Task
 from marft.config.settings import Fraction, Names
 from marft.envs.scripted_policy import PolicyInput
-from marft_envs.generated import GeneratedEnvironment, GeneratedTask, find_unknown_roles
+from marft_envs.generated import GeneratedEnvironment, GeneratedTask, describe_unknown_roles
 from marft_envs.rooms.kitchen import (
     CRATE,
     DROP,
@@ -352,9 +352,9 @@ def _digest(color: str) -> str:
 def _door_kind(layout: KitchenLayout, room: str, neighbor: str) -> str:
     if door_between(room, neighbor) in layout.locked:
         return "locked"
-    return (
-        "crate here" if layout.crates.get(room) == neighbor else "crate there" * (layout.crates.get(neighbor) == room)
-    )
+    if layout.crates.get(room) == neighbor:
+        return "crate here"
+    return "crate there" if layout.crates.get(neighbor) == room else ""
 
 
 def _draw_layout(random: Random, settings: Rooms) -> KitchenLayout:
@@ -505,7 +505,7 @@ class Rooms(GeneratedEnvironment):
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Yield an error for each player without an agent."""
         named = {"controller": (self.controller,)} if self.controller else {"players": self.players}
-        return find_unknown_roles(named, roles)
+        return describe_unknown_roles(named, roles)
 
     @property
     def offers_options(self) -> bool:  # type: ignore[override]

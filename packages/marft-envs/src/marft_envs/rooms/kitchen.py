@@ -84,7 +84,7 @@ class KitchenLayout:
                         queue.append(room)
         return next_by_pair
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the layout in plain values."""
         return {key: _to_plain(value) for key, value in asdict(self).items()}
 
@@ -103,7 +103,7 @@ def layout_from_dict(data: Mapping[str, Any]) -> KitchenLayout:
     )
 
 
-def _to_plain(value: Any) -> Any:
+def _to_plain(value: object) -> object:
     if isinstance(value, tuple | list):
         return [_to_plain(item) for item in value]
     return {key: _to_plain(item) for key, item in value.items()} if isinstance(value, Mapping) else value

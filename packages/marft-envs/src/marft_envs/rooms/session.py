@@ -15,9 +15,9 @@ from marft_envs.rooms.views import (
     TAKEN_SUFFIX,
     PlayerAction,
     actions_by_item,
-    format_item_view,
     format_orders,
-    format_view,
+    format_view_by_door,
+    format_view_by_item,
     parse_action,
     parse_actions,
 )
@@ -148,4 +148,4 @@ class RoomsSession:
         return Observation(order_text, views, turn, options)
 
     def _format_player_view(self, player: Player) -> str:
-        return (format_item_view if self.settings.by_item else format_view)(self.kitchen, player)
+        return (format_view_by_item if self.settings.by_item else format_view_by_door)(self.kitchen, player)

@@ -46,7 +46,7 @@ def format_orders(kitchen: Kitchen, deadline: int) -> str:
     )
 
 
-def format_view(kitchen: Kitchen, player: Player) -> str:
+def format_view_by_door(kitchen: Kitchen, player: Player) -> str:
     """Return a player's view: its room, its hands, signs at the doors, and the last messages."""
     room = player.room
     item_texts = [*kitchen.layout.sources.get(room, ()), *_room_items(kitchen, room), *_other_players(kitchen, player)]
@@ -67,7 +67,7 @@ def format_view(kitchen: Kitchen, player: Player) -> str:
     )
 
 
-def format_item_view(kitchen: Kitchen, player: Player) -> str:
+def format_view_by_item(kitchen: Kitchen, player: Player) -> str:
     """Return a player's view with the way to each thing instead of the things behind each door.
 
     The player's own state comes last, so a model that reads from the top knows all things before it reads what is

@@ -19,7 +19,7 @@ from marft.common.types import JointAction, Observation, Step, Task
 from marft.config.settings import Names
 from marft.envs.scripted_policy import PolicyInput, ScriptedPolicy
 from marft.envs.splits import assign_data_split
-from marft_envs.generated import GeneratedEnvironment, GeneratedTask, find_unknown_roles
+from marft_envs.generated import GeneratedEnvironment, GeneratedTask, describe_unknown_roles
 from marft_envs.shop.catalog import PLAIN_PRODUCT_KINDS, Product, ProductCatalog, Style, generate_catalog
 from marft_envs.shop.goals import Goal, draw_goal, format_instruction, purchase_reward
 from marft_envs.shop.pages import (
@@ -213,7 +213,7 @@ class Shop(GeneratedEnvironment):
     )
     actor: str = Field(default="", description='role whose action counts; "": the answering agent')
     product_for: Names = Field(default=(), description="roles that see the wanted product; []: all roles")
-    repeats: bool = Field(
+    repeat_product: bool = Field(
         default=True, description="repeat the wanted product in every observation instead of only the first"
     )
 
@@ -226,7 +226,7 @@ class Shop(GeneratedEnvironment):
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Yield an error for each unknown role."""
         named = {"actor": (self.actor,) if self.actor else (), "product_for": self.product_for}
-        return find_unknown_roles(named, roles)
+        return describe_unknown_roles(named, roles)
 
     @property
     def offers_options(self) -> bool:  # type: ignore[override]
@@ -384,7 +384,7 @@ class ShopSession:
 
     def _build_observation(self, note: str) -> Observation:
         page = self._current_page()
-        instruction = self.wanted if self.shop.repeats or not self.steps else ""
+        instruction = self.wanted if self.shop.repeat_product or not self.steps else ""
         all_see = not self.shop.product_for
         options = {}
         if self.shop.offers_options:

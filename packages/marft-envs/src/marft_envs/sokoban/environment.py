@@ -129,7 +129,7 @@ def walk_and_push(state: SokobanState, push: re.Match[str]) -> list[str]:
 def _solve(state: SokobanState) -> list[str]:
     """Return a shortest solution; empty if none is known."""
     moves = list[str]()
-    while not state.solved:
+    while not state.is_solved:
         best = best_directions(state)
         if not best:
             return []
@@ -247,6 +247,6 @@ class Sokoban(GridEnvironment):
 
 REWARD_FUNCTIONS: dict[str, Callable[[SokobanState, SokobanState, bool], float]] = {
     "boxes": lambda before, after, _: after.progress - before.progress,
-    "success": lambda _, after, __: float(after.solved),
+    "success": lambda _, after, __: float(after.is_solved),
     "published": published_reward,
 }

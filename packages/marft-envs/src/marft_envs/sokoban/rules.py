@@ -53,7 +53,7 @@ class SokobanState:
     """State: a room with its boxes and player.
 
     >>> yard = SokobanState.from_map(("#####", "#@$.#", "#####"))
-    >>> yard.apply_move("right")[0].solved, yard.apply_move("up")[1]
+    >>> yard.apply_move("right")[0].is_solved, yard.apply_move("up")[1]
     (True, 'up is blocked.')
     """
 
@@ -68,7 +68,7 @@ class SokobanState:
         return cls(Room(tuple(fixed_rows)), next(iter(find_cells(rows, "@+"))), find_cells(rows, "$*"))
 
     @property
-    def solved(self) -> bool:
+    def is_solved(self) -> bool:
         """True with all boxes on goals."""
         return self.boxes <= self.room.goals
 
@@ -110,7 +110,7 @@ class SokobanState:
         for stuck_boxes in self._blocked_squares():
             if not stuck_boxes <= self.room.goals:
                 return f"Boxes at {format_cells(stuck_boxes)} can never be pushed again."
-        return "" if self.legal_moves or self.solved else "No way is open any more."
+        return "" if self.legal_moves or self.is_solved else "No way is open any more."
 
     def _blocked_squares(self) -> Iterator[frozenset[Cell]]:
         """Yield the boxes in each 2 × 2 square that consists of walls and boxes only."""
@@ -151,7 +151,7 @@ def published_reward(before: SokobanState, after: SokobanState, legal: bool) -> 
         DISCOUNT * potential(after) - potential(before)
     )
     reward += ON_GOAL_REWARD if change > 0 else OFF_GOAL_REWARD if change < 0 else 0.0
-    return reward + (SOLVED_REWARD if after.solved else 0.0)
+    return reward + (SOLVED_REWARD if after.is_solved else 0.0)
 
 
 def potential(state: SokobanState) -> int:

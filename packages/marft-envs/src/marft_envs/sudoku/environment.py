@@ -17,7 +17,7 @@ from marft.common.errors import UserError
 from marft.common.types import JointAction, Observation, Step, Task
 from marft.config.settings import Names, NonNegativeCount
 from marft.envs.scripted_policy import PolicyInput
-from marft_envs.generated import GeneratedEnvironment, GeneratedTask, find_unknown_roles
+from marft_envs.generated import GeneratedEnvironment, GeneratedTask, describe_unknown_roles
 from marft_envs.grids.maps import Cell, format_cell, format_cells, parse_cell
 from marft_envs.grids.script import plays_well
 from marft_envs.sudoku.rules import SudokuBoard, find_error, parse_answer, render_rows, to_grid
@@ -231,7 +231,7 @@ class Sudoku(GeneratedEnvironment):
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Yield an error for each setting with an unknown role."""
-        return find_unknown_roles({"seen_for": self.seen_for}, roles)
+        return describe_unknown_roles({"seen_for": self.seen_for}, roles)
 
     def generate_task(self, random: Random) -> GeneratedTask:
         """Generate a puzzle.
@@ -260,11 +260,6 @@ class Sudoku(GeneratedEnvironment):
     def start(self, task: Task, seed: int) -> SudokuSession:  # noqa: ARG002  no randomness in an episode
         """Start an attempt at a puzzle."""
         return SudokuSession(self, task)
-
-    @property
-    def step_bound(self) -> int:
-        """Maximum steps in an episode."""
-        return self.step_limit(self.blanks)
 
     def step_limit(self, blanks: int) -> int:
         """Return the maximum steps for a puzzle with a number of blank cells."""

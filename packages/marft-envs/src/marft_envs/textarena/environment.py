@@ -16,7 +16,7 @@ from marft.common.errors import UserError
 from marft.common.types import JointAction, Observation, Step, Task
 from marft.config.settings import Fraction, Names, NonEmptyString, NonNegativeCount, PlainTable, did_you_mean
 from marft.envs.scripted_policy import PolicyInput
-from marft_envs.generated import GeneratedEnvironment, GeneratedTask, find_unknown_roles
+from marft_envs.generated import GeneratedEnvironment, GeneratedTask, describe_unknown_roles
 from marft_envs.textarena import package
 from marft_envs.textarena.games import GameRules, Hints, Match, Nim, normalize_move
 from marft_envs.textarena.kuhn import Kuhn, compute_exploitability, estimate_strategy
@@ -85,8 +85,8 @@ class TextArenaSession:
         action = actions.for_role(self.assignment.roles_of_player(self.match.current_player)[-1])
         self._play_move(graded_text(action), learning=self._is_learning(self.match.current_player))
         self._play_opponents()
-        is_draw = not self.match.over and bool(self.max_turns) and self._total_moves >= self.max_turns
-        if not self.match.over and not is_draw:
+        is_draw = not self.match.is_over and bool(self.max_turns) and self._total_moves >= self.max_turns
+        if not self.match.is_over and not is_draw:
             return Step(self._build_observation(), 0.0, info={"measures": self._metrics()})
         payoffs = (0.0,) * len(self.match.illegal_counts) if is_draw else self.match.payoffs()
         team, agent_rewards = self._compute_rewards(payoffs)
@@ -121,7 +121,7 @@ class TextArenaSession:
 
     def _play_opponents(self) -> None:
         """Play the moves of players without an agent."""
-        while not self.match.over and not self.assignment.roles_of_player(self.match.current_player):
+        while not self.match.is_over and not self.assignment.roles_of_player(self.match.current_player):
             assert self.opponent is not None, "every player has a side, or an opponent"
             self._play_move(self.opponent(self.match, self._random), learning=False)
 
@@ -210,8 +210,8 @@ class TextArena(GeneratedEnvironment):
     opponent_skill: Fraction = Field(
         default=1.0, description="fraction of well-played moves of a perfect opponent; the others are random"
     )
-    first_move: Literal["alternate", "first"] = Field(
-        default="alternate", description="side with the first move: drawn for each task, or always the first side"
+    first_move: Literal["random", "first"] = Field(
+        default="random", description="side with the first move: drawn for each task, or always the first side"
     )
     cooperative: bool = Field(
         default=False,
@@ -306,7 +306,7 @@ class TextArena(GeneratedEnvironment):
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Yield an error for each role without an agent, and for each agent without a side."""
         seated_roles = [role for side in self.seats for role in side]
-        yield from find_unknown_roles({"seats": seated_roles}, roles)
+        yield from describe_unknown_roles({"seats": seated_roles}, roles)
         for role in roles:
             if role not in seated_roles:
                 yield f"environment.seats: {role!r} has no seat, and would never act; give it one or remove the agent"
@@ -319,9 +319,7 @@ class TextArena(GeneratedEnvironment):
             seed = random.getrandbits(31)
             content, start = f"{self.game} {seed}", {"seed": seed}
         players = list(range(self._player_count))
-        shift = (
-            random.randrange(self._player_count) if self.first_move == "alternate" and not self.is_cooperative else 0
-        )
+        shift = random.randrange(self._player_count) if self.first_move == "random" and not self.is_cooperative else 0
         players = players[shift:] + players[:shift]
         begins = next((" and ".join(s) for s, player in zip(self.seats, players, strict=False) if player == 0), "")
         prompt = f"A match of {self.game}{f', which {begins} begins' if begins else ''}."

@@ -29,7 +29,7 @@ class Match(Protocol):
         ...
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """True if the match has ended."""
 
     @property
@@ -90,7 +90,7 @@ class MatchBoard(ABC):
     """
 
     def __init__(self, players: int, cooperative: bool) -> None:
-        self.current_player, self.illegal_counts, self.over = 0, [0] * players, False
+        self.current_player, self.illegal_counts, self.is_over = 0, [0] * players, False
         self._payoffs, self._cooperative = [0.0] * players, cooperative
         self._illegal_in_row, self._illegal_note = 0, ""
 
@@ -134,7 +134,7 @@ class MatchBoard(ABC):
 
     def finish(self, payoffs: Sequence[float]) -> None:
         """End the match with the given payoffs."""
-        self._payoffs, self.over = list(payoffs), True
+        self._payoffs, self.is_over = list(payoffs), True
 
     def payoffs(self) -> tuple[float, ...]:
         """Return each player's payoff."""

@@ -35,7 +35,7 @@ class MatchRandom:
     Its functions draw from the stream of the current thread's match. Without a match they use the global stream.
     """
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(getattr(_thread_state, "random", random), name, None) or getattr(random, name)
 
 
@@ -62,15 +62,6 @@ MODEL_JUDGE_NAMES = ("OpenRouter", "OpenAI")  # words in the code of games that 
 _creation_lock = threading.Lock()  # held while a game's modules are imported and nltk downloads are disabled
 
 
-def list_games() -> list[str]:
-    """Return every TextArena game id.
-
-    Raises:
-        UserError: the package is not installed.
-    """
-    return sorted(_game_registry())
-
-
 def check_game(game: str, params: Mapping[str, object], players: int, data: str) -> None:
     """Start a game once, to check its settings.
 
@@ -92,7 +83,7 @@ class TextArenaMatch:
 
     def __init__(self, game: str, params: Mapping[str, object], players: int, seed: int, data: str = "") -> None:
         self._players, self._random = players, Random(seed)
-        self.illegal_counts, self.over = [0] * players, False
+        self.illegal_counts, self.is_over = [0] * players, False
         self._texts: dict[int, str] = {}
         self._player_ids: list[int] = []  # the package's player ids, in order of their first moves
         with _creation_lock, use_stream(self._random), _offline(data):
@@ -124,11 +115,11 @@ class TextArenaMatch:
         """Play a move under the package's own rules."""
         player_moving, earlier_errors = self.current_player, self._error_count()
         with use_stream(self._random):
-            self.over, _ = self._env.step(action=move)
+            self.is_over, _ = self._env.step(action=move)
             self.illegal_counts[player_moving] += self._error_count() > earlier_errors or (
-                self.over and self._has_invalid_move(self._current_id)
+                self.is_over and self._has_invalid_move(self._current_id)
             )
-            if not self.over:
+            if not self.is_over:
                 self._update_view()
 
     def payoffs(self) -> tuple[float, ...]:

@@ -10,12 +10,11 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from typing import Any
 
 from typing_extensions import TypedDict
 
 from marft.config.interfaces.environment import tool
-from marft_envs.tool_use.toolbox import Record, ServiceToolbox, write_tool
+from marft_envs.tool_use.toolbox import Record, RecordView, ServiceToolbox, write_tool
 
 CURRENT_TIME = "2024-05-15T15:00:00"
 YESTERDAY = "2024-05-14T15:00:00"
@@ -56,12 +55,12 @@ class Airline(ServiceToolbox):
     """Tools for the airline world."""
 
     @tool
-    def get_user_details(self, user_id: str) -> Mapping[str, Any]:
+    def get_user_details(self, user_id: str) -> RecordView:
         """Read a user's profile: membership, payment methods, reservations."""
         return self._get_record("users", user_id, "user")
 
     @tool
-    def get_reservation_details(self, reservation_id: str) -> Mapping[str, Any]:
+    def get_reservation_details(self, reservation_id: str) -> RecordView:
         """Read a reservation: flights, cabin, passengers, bags, payments."""
         return self._get_record("reservations", reservation_id, "reservation")
 
@@ -106,7 +105,7 @@ class Airline(ServiceToolbox):
         total_baggages: int,
         nonfree_baggages: int,
         insurance: str,
-    ) -> Mapping[str, Any]:
+    ) -> RecordView:
         """Book flights. flight_type is one_way or round_trip, cabin basic_economy, economy or business, insurance yes
         or no. The payments must add up to the price."""
         user = self._get_record("users", user_id, "user")
@@ -134,7 +133,7 @@ class Airline(ServiceToolbox):
         return reservation
 
     @write_tool
-    def cancel_reservation(self, reservation_id: str) -> Mapping[str, Any]:
+    def cancel_reservation(self, reservation_id: str) -> RecordView:
         """Cancel a whole reservation."""
         reservation = self._get_record("reservations", reservation_id, "reservation")
         self._check_policy(reservation.get("status") != "cancelled", "the reservation is cancelled already")
@@ -150,7 +149,7 @@ class Airline(ServiceToolbox):
     @write_tool
     def update_reservation_flights(
         self, reservation_id: str, cabin: str, flights: list[FlightOn], payment_id: str
-    ) -> Mapping[str, Any]:
+    ) -> RecordView:
         """Change the flights or the cabin of a reservation. List all its flights, also those that stay."""
         reservation = self._get_record("reservations", reservation_id, "reservation")
         passenger_count = len(reservation["passengers"])
@@ -182,7 +181,7 @@ class Airline(ServiceToolbox):
     @write_tool
     def update_reservation_baggages(
         self, reservation_id: str, total_baggages: int, nonfree_baggages: int, payment_id: str
-    ) -> Mapping[str, Any]:
+    ) -> RecordView:
         """Change how many bags a reservation has, and how many of them are paid for."""
         reservation = self._get_record("reservations", reservation_id, "reservation")
         user = self._get_record("users", reservation["user_id"], "user")
@@ -196,7 +195,7 @@ class Airline(ServiceToolbox):
         return written
 
     @write_tool
-    def update_reservation_passengers(self, reservation_id: str, passengers: list[Passenger]) -> Mapping[str, Any]:
+    def update_reservation_passengers(self, reservation_id: str, passengers: list[Passenger]) -> RecordView:
         """Change who flies; as many as before."""
         reservation = self._get_record("reservations", reservation_id, "reservation")
         same_count = len(passengers) == len(reservation["passengers"])
@@ -222,7 +221,7 @@ class Airline(ServiceToolbox):
         methods[name] = {"source": "certificate", "amount": amount, "id": name}
         return f"Certificate {name} added to user {user_id} with amount {amount}."
 
-    def is_cancelable(self, reservation: Mapping[str, Any]) -> bool:
+    def is_cancelable(self, reservation: RecordView) -> bool:
         """Return True if a reservation may be cancelled.
 
         One of four conditions must hold: it is insured, it is in business class, it was made within the last day, or
@@ -240,9 +239,9 @@ class Airline(ServiceToolbox):
             or reservation["insurance"] == "yes"
         )
 
-    def _flight_day(self, flight: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _flight_day(self, flight: RecordView) -> RecordView:
         number, date = flight["flight_number"], flight["date"]
-        days: Mapping[str, Mapping[str, Any]] = self._get_record("flights", number, f"flight {number}")["dates"]
+        days: Mapping[str, RecordView] = self._get_record("flights", number, f"flight {number}")["dates"]
         self._require(date in days, f"flight {number} not found on date {date}")
         return days[date]
 
@@ -276,16 +275,14 @@ class Airline(ServiceToolbox):
             ):
                 yield {**{key: value for key, value in flight.items() if key != "dates"}, **day}
 
-    def _check_bags(
-        self, user: Mapping[str, Any], cabin: str, passenger_count: int, total: int, paid_bags: int
-    ) -> None:
+    def _check_bags(self, user: RecordView, cabin: str, passenger_count: int, total: int, paid_bags: int) -> None:
         free = FREE_BAGS.get(user["membership"], {}).get(cabin, 0) * passenger_count
         self._check_policy(total >= paid_bags >= 0, "bags that are paid for are some of all bags")
         self._check_policy(
             paid_bags == max(0, total - free), f"{free} bags are free, each other one is {BAG_PRICE} dollars"
         )
 
-    def _check_payments(self, user: Mapping[str, Any], payments: Sequence[Payment], price: float) -> None:
+    def _check_payments(self, user: RecordView, payments: Sequence[Payment], price: float) -> None:
         by_method: dict[str, float] = {}
         for payment in payments:
             self._require(payment["amount"] >= 0, "nothing is paid by an amount below 0")
@@ -322,7 +319,7 @@ class Airline(ServiceToolbox):
             del methods[payment_id]
 
 
-def _copy_rows(rows: Sequence[Mapping[str, Any]]) -> list[Record]:
+def _copy_rows(rows: Sequence[RecordView]) -> list[Record]:
     return [deepcopy(dict(row)) for row in rows]
 
 

@@ -59,7 +59,7 @@ class TaskProgress:
     """
 
     completed: float
-    solved: bool
+    is_solved: bool
     has_wrong_change: bool = False
 
 

@@ -32,12 +32,12 @@ class ClassToolbox:
 
     def __init__(
         self,
-        initial: Mapping[str, Any],
+        initial: Mapping[str, object],
         class_names: Collection[str] | None = None,
         excluded: Collection[str] = (),
         long_context: bool = False,
     ) -> None:
-        self.objects: dict[str, Any] = {}
+        self.objects: dict[str, object] = {}
         self.excluded = frozenset(excluded)
         self.results: list[str] = []  # results of all calls
         self.violations: list[str] = []  # always empty: these classes have no rules
@@ -121,7 +121,7 @@ def _build_class(paths: tuple[tuple[str, str], ...]) -> type[ClassToolbox]:
 
 def _forward(owner: str, method: Callable[..., object]) -> Callable[..., object]:
     @wraps(method)
-    def forwarded(self: ClassToolbox, *positional: Any, **arguments: Any) -> object:
+    def forwarded(self: ClassToolbox, *positional: object, **arguments: object) -> object:
         if owner not in self.objects or method.__name__ in self.excluded:
             raise Error(f"this task has no tool {method.__name__!r}")
         try:

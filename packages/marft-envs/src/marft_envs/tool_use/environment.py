@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from marft.common.errors import UserError
 from marft.common.texts import MAX_ERROR_LENGTH, single_line, truncate
-from marft.common.types import Action, JointAction, Observation, Step, Task
+from marft.common.types import JointAction, Observation, Step, Task
 from marft.config.interfaces.environment import Split
 from marft.config.paths import AbsolutePath
 from marft.config.plugins import import_object
@@ -179,7 +179,7 @@ class ToolUse(GeneratedEnvironment):
     max_turns: Annotated[int, Field(ge=1, le=200)] = Field(
         default=20, description="maximum user turns; then the episode is truncated"
     )
-    confirmation: bool = Field(default=True, description="True: tools refuse to write before the user agrees")
+    require_confirmation: bool = Field(default=True, description="True: tools refuse to write before the user agrees")
     reward: Literal["all", "fraction"] = Field(
         default="all",
         description=(
@@ -193,7 +193,7 @@ class ToolUse(GeneratedEnvironment):
     data: Data | None = Field(default=None, description="public benchmark tasks instead of generated tasks")
 
     @property
-    def episode_limit(self) -> int:
+    def max_episode_steps(self) -> int:
         """Return the maximum steps per episode: one per user turn."""
         return self.max_turns
 
@@ -413,7 +413,7 @@ class ToolUseSession:
     def __init__(self, settings: ToolUse, conversation: Conversation) -> None:
         self.settings, self.conversation = settings, conversation
         self.checker, self.user, self.tool_object = conversation.checker, conversation.user, conversation.toolbox
-        needs_confirmation = settings.confirmation and not settings.data
+        needs_confirmation = settings.require_confirmation and not settings.data
         self.toolbox = ToolCallRecorder(
             self.tool_object, lambda: self.confirmed or not needs_confirmation, settings.ending_tools
         )
@@ -440,7 +440,7 @@ class ToolUseSession:
             self.turns >= self.settings.max_turns,
         )
         verdict = self.checker.check_turn(message)
-        solved = is_over and self.user.is_satisfied and verdict.solved
+        solved = is_over and self.user.is_satisfied and verdict.is_solved
         observation = Observation(f"User: {shorten_message(answer)}", self._agent_reports(actions, message))
         return Step(
             observation,
@@ -464,7 +464,7 @@ class ToolUseSession:
             answer = self.user.reply(message)
             self.confirmed = self.user.confirmed
             return answer
-        user_action = last_action(actions, USER)
+        user_action = actions.for_role(USER)
         answer = user_action.text.strip() if user_action else ""
         self.confirmed = is_confirmation(answer)
         return answer
@@ -511,11 +511,6 @@ class ToolUseSession:
 def shorten_message(text: str) -> str:
     """Return a message on a single line, shortened to a maximum length."""
     return truncate(single_line(text), MAX_ERROR_LENGTH)
-
-
-def last_action(actions: JointAction, role: str) -> Action | None:
-    """Return an agent's last action in a step; None if absent."""
-    return next((action for action in reversed(actions.actions) if action.agent == role), None)
 
 
 def is_confirmation(text: str) -> bool:

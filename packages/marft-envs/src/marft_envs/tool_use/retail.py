@@ -6,11 +6,10 @@ its data runs here unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 from marft.config.interfaces.environment import tool
-from marft_envs.tool_use.toolbox import Record, ServiceToolbox, write_tool
+from marft_envs.tool_use.toolbox import Record, RecordView, ServiceToolbox, write_tool
 
 REASONS = ("no longer needed", "ordered by mistake")
 
@@ -35,17 +34,17 @@ class Retail(ServiceToolbox):
         )
 
     @tool
-    def get_user_details(self, user_id: str) -> Mapping[str, Any]:
+    def get_user_details(self, user_id: str) -> RecordView:
         """Read a user's profile: addresses, payment methods, orders."""
         return self._get_record("users", user_id, "user")
 
     @tool
-    def get_order_details(self, order_id: str) -> Mapping[str, Any]:
+    def get_order_details(self, order_id: str) -> RecordView:
         """Read an order: its status, items, payments. Ids look like #W1234567."""
         return self._get_record("orders", order_id, "order")
 
     @tool
-    def get_product_details(self, product_id: str) -> Mapping[str, Any]:
+    def get_product_details(self, product_id: str) -> RecordView:
         """Read a product and its variants, by product id (not item id)."""
         return self._get_record("products", product_id, "product")
 
@@ -55,7 +54,7 @@ class Retail(ServiceToolbox):
         return {row["name"]: row["product_id"] for row in sorted(self.tables.rows("products"), key=_row_name)}
 
     @write_tool
-    def cancel_pending_order(self, order_id: str, reason: str) -> Mapping[str, Any]:
+    def cancel_pending_order(self, order_id: str, reason: str) -> RecordView:
         """Cancel a pending order. The reason is 'no longer needed' or 'ordered by mistake'."""
         order = self._require_order("pending", order_id, "cancelled")
         self._require_state(reason in REASONS, "invalid reason")
@@ -77,7 +76,7 @@ class Retail(ServiceToolbox):
     @write_tool
     def modify_pending_order_address(
         self, order_id: str, address1: str, address2: str, city: str, state: str, country: str, zip: str
-    ) -> Mapping[str, Any]:
+    ) -> RecordView:
         """Change where a pending order is sent."""
         self._modifiable_order(order_id)
         order = self._edit("orders", order_id)
@@ -85,7 +84,7 @@ class Retail(ServiceToolbox):
         return order
 
     @write_tool
-    def modify_pending_order_payment(self, order_id: str, payment_method_id: str) -> Mapping[str, Any]:
+    def modify_pending_order_payment(self, order_id: str, payment_method_id: str) -> RecordView:
         """Pay a pending order by another method of the user's."""
         order = self._modifiable_order(order_id)
         method = self._payment_method(order["user_id"], payment_method_id)
@@ -109,7 +108,7 @@ class Retail(ServiceToolbox):
     @write_tool
     def modify_pending_order_items(
         self, order_id: str, item_ids: list[str], new_item_ids: list[str], payment_method_id: str
-    ) -> Mapping[str, Any]:
+    ) -> RecordView:
         """Change items of a pending order to other variants of the same products. Works once for an order."""
         order = self._require_order("pending", order_id, "modified")
         price_change = self._price_difference(order, item_ids, new_item_ids)
@@ -129,9 +128,7 @@ class Retail(ServiceToolbox):
         return written
 
     @write_tool
-    def return_delivered_order_items(
-        self, order_id: str, item_ids: list[str], payment_method_id: str
-    ) -> Mapping[str, Any]:
+    def return_delivered_order_items(self, order_id: str, item_ids: list[str], payment_method_id: str) -> RecordView:
         """Take back items of a delivered order; the refund goes to how it was paid, or to a gift card of the user's."""
         order = self._require_order("delivered", order_id, "returned")
         self._payment_method(order["user_id"], payment_method_id)
@@ -151,7 +148,7 @@ class Retail(ServiceToolbox):
     @write_tool
     def exchange_delivered_order_items(
         self, order_id: str, item_ids: list[str], new_item_ids: list[str], payment_method_id: str
-    ) -> Mapping[str, Any]:
+    ) -> RecordView:
         """Exchange items of a delivered order for other variants of the same products. Works once for an order."""
         order = self._require_order("delivered", order_id, "exchanged")
         price_change = self._price_difference(order, item_ids, new_item_ids)
@@ -171,35 +168,35 @@ class Retail(ServiceToolbox):
     @write_tool
     def modify_user_address(
         self, user_id: str, address1: str, address2: str, city: str, state: str, country: str, zip: str
-    ) -> Mapping[str, Any]:
+    ) -> RecordView:
         """Change a user's own address; orders keep theirs."""
         self._get_record("users", user_id, "user")
         user = self._edit("users", user_id)
         user["address"] = _make_address(address1, address2, city, state, country, zip)
         return user
 
-    def _find_user(self, condition: Any) -> str:
+    def _find_user(self, condition: Callable[[RecordView], bool]) -> str:
         for user_id in self.tables.base["users"]:
             if condition(self._get_record("users", user_id, "user")):
                 return str(user_id)
         self._require(False, "user not found")
         raise AssertionError
 
-    def _require_order(self, status: str, order_id: str, action: str) -> Mapping[str, Any]:
+    def _require_order(self, status: str, order_id: str, action: str) -> RecordView:
         order = self._get_record("orders", order_id, "order")
         self._require_state(order["status"] == status, f"non-{status} order cannot be {action}")
         return order
 
-    def _modifiable_order(self, order_id: str) -> Mapping[str, Any]:
+    def _modifiable_order(self, order_id: str) -> RecordView:
         """Return an order whose address or payment may be changed."""
         return self._require_order("pending", order_id, "modified")
 
-    def _payment_method(self, user_id: str, payment_method_id: str) -> Mapping[str, Any]:
-        methods: Mapping[str, Mapping[str, Any]] = self._get_record("users", user_id, "user")["payment_methods"]
+    def _payment_method(self, user_id: str, payment_method_id: str) -> RecordView:
+        methods: Mapping[str, RecordView] = self._get_record("users", user_id, "user")["payment_methods"]
         self._require(payment_method_id in methods, "payment method not found")
         return methods[payment_method_id]
 
-    def _check_balance(self, method: Mapping[str, Any], amount: float, purpose: str) -> None:
+    def _check_balance(self, method: RecordView, amount: float, purpose: str) -> None:
         is_short = method["source"] == "gift_card" and method["balance"] < amount
         self._require_state(not is_short, f"insufficient gift card balance to {purpose}")
 
@@ -209,12 +206,12 @@ class Retail(ServiceToolbox):
             card = self._edit("users", user_id)["payment_methods"][payment_method_id]
             card["balance"] = round(card["balance"] - amount, 2)
 
-    def _check_items(self, order: Mapping[str, Any], item_ids: Sequence[str]) -> None:
+    def _check_items(self, order: RecordView, item_ids: Sequence[str]) -> None:
         order_item_ids = [item["item_id"] for item in order["items"]]
         for item_id in item_ids:
             self._require(item_ids.count(item_id) <= order_item_ids.count(item_id), f"{item_id} not found")
 
-    def _price_difference(self, order: Mapping[str, Any], old: Sequence[str], new: Sequence[str]) -> float:
+    def _price_difference(self, order: RecordView, old: Sequence[str], new: Sequence[str]) -> float:
         """Return the price of the new items minus the price of the old items, in dollars."""
         self._check_items(order, old)
         self._require(len(old) == len(new), "the number of items to be exchanged should match")
@@ -224,14 +221,14 @@ class Retail(ServiceToolbox):
             difference += self._variant(item["product_id"], new_item_id)["price"] - item["price"]
         return round(difference, 2)
 
-    def _variant(self, product_id: str, item_id: str) -> Mapping[str, Any]:
-        variants: Mapping[str, Mapping[str, Any]] = self._get_record("products", product_id, "product")["variants"]
+    def _variant(self, product_id: str, item_id: str) -> RecordView:
+        variants: Mapping[str, RecordView] = self._get_record("products", product_id, "product")["variants"]
         is_available = item_id in variants and variants[item_id]["available"]
         self._require(is_available, f"new item {item_id} not found or available")
         return variants[item_id]
 
 
-def _row_name(row: Mapping[str, Any]) -> str:
+def _row_name(row: RecordView) -> str:
     return str(row["name"])
 
 
@@ -253,7 +250,7 @@ class RetailTau2(Retail):
     """
 
     @tool
-    def get_item_details(self, item_id: str) -> Mapping[str, Any]:
+    def get_item_details(self, item_id: str) -> RecordView:
         """Read a variant of a product, by item id (not product id): options, availability, price."""
         variant = next(
             (row["variants"][item_id] for row in self.tables.rows("products") if item_id in row["variants"]), None
@@ -261,7 +258,7 @@ class RetailTau2(Retail):
         self._require(variant is not None, "item not found")
         return variant or {}
 
-    def _modifiable_order(self, order_id: str) -> Mapping[str, Any]:
+    def _modifiable_order(self, order_id: str) -> RecordView:
         order = self._get_record("orders", order_id, "order")
         self._require_state("pending" in order["status"], "non-pending order cannot be modified")
         return order

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from marft.config.interfaces.environment import tool
 from marft_envs.tool_use.goals import Goal, GoalSampler, Identity, ServiceWorld, about_record, make_call
 from marft_envs.tool_use.retail import REASONS, Retail
 from marft_envs.tool_use.retail_goals import generate_short_tables
-from marft_envs.tool_use.toolbox import EpisodeTables, Toolbox, write_tool
+from marft_envs.tool_use.toolbox import EpisodeTables, RecordView, Toolbox, write_tool
 
 
 class ShopToolbox(Toolbox):
@@ -43,7 +40,7 @@ class ShopToolbox(Toolbox):
         return f"ok, {items[0]['price']} back"
 
 
-def describe_order(order: Mapping[str, Any]) -> str:
+def describe_order(order: RecordView) -> str:
     """Return an order's items and total price: ``mug 24, cap 15, total 39``."""
     items = [f"{item['name']} {item['price']}" for item in order["items"]]
     return ", ".join([*items, f"total {order['payment_history'][0]['amount']}"])
@@ -53,7 +50,7 @@ POLICY = "Pending orders can be cancelled, items of delivered ones taken back. L
 
 
 @about_record("orders")
-def cancel_goal(sampler: GoalSampler, order: Mapping[str, Any]) -> Goal:
+def cancel_goal(sampler: GoalSampler, order: RecordView) -> Goal:
     """Draw a goal: cancel an order. The order may be delivered already."""
     name, hidden, total = order["order_id"], sampler.draw_hidden("order"), order["payment_history"][0]["amount"]
     pending = order["status"] == "pending"
@@ -72,7 +69,7 @@ def cancel_goal(sampler: GoalSampler, order: Mapping[str, Any]) -> Goal:
 
 
 @about_record("orders")
-def return_goal(sampler: GoalSampler, order: Mapping[str, Any]) -> Goal:
+def return_goal(sampler: GoalSampler, order: RecordView) -> Goal:
     """Draw a goal: return an item. Its order may still be pending."""
     item = sampler.random.choice(order["items"])
     name, item_name, price, hidden = order["order_id"], item["name"], item["price"], sampler.draw_hidden("order")
@@ -92,7 +89,7 @@ def return_goal(sampler: GoalSampler, order: Mapping[str, Any]) -> Goal:
     )
 
 
-def build_identity(user: Mapping[str, Any], is_explicit: bool) -> Identity:  # noqa: ARG001
+def build_identity(user: RecordView, is_explicit: bool) -> Identity:  # noqa: ARG001
     """Return an empty identity: this service does not ask for the user's identity."""
     return Identity()
 

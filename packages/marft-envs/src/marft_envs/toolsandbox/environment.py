@@ -156,7 +156,7 @@ class ToolSandbox(SubprocessEnvironment):
         ),
     )
     exclude_categories: Names = Field(default=(), description="excluded categories")
-    web: bool = Field(
+    include_web: bool = Field(
         default=False, description="include scenarios whose tools call RapidAPI, with the key in RAPID_API_KEY"
     )
     limit: NonNegativeCount = Field(default=0, description="maximum scenarios per split; 0: no limit")
@@ -168,7 +168,7 @@ class ToolSandbox(SubprocessEnvironment):
         return self.user == "agent"
 
     @property
-    def episode_limit(self) -> int:
+    def max_episode_steps(self) -> int:
         """Maximum steps in an episode: the maximum messages in a conversation."""
         return MAX_MESSAGES
 
@@ -194,7 +194,7 @@ class ToolSandbox(SubprocessEnvironment):
     def _process(self) -> EnvProcess:
         # timeout of one tool call, in seconds: a fraction of the request timeout, because all episodes wait for the
         # call
-        settings = {"web": self.web, "seconds": self.timeout_seconds / (2 if self.web else 8)}
+        settings = {"web": self.include_web, "seconds": self.timeout_seconds / (2 if self.include_web else 8)}
         return EnvProcess("toolsandbox", expand_home(self.python), settings, self.timeout_seconds)
 
     @cached_property
@@ -228,7 +228,7 @@ class ToolSandbox(SubprocessEnvironment):
 
     def _is_wanted(self, row: Mapping[str, Any]) -> bool:
         categories = set(row["categories"])
-        if (row["web"] and not self.web) or (self.user == "leaves" and MULTI_TURN_CATEGORY in categories):
+        if (row["web"] and not self.include_web) or (self.user == "leaves" and MULTI_TURN_CATEGORY in categories):
             return False
         return categories >= set(self.categories) and not categories & set(self.exclude_categories)
 

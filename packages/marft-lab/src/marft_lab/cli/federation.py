@@ -51,7 +51,6 @@ def federate(path: Path, resume: bool, dry_run: bool, output_mode: OutputMode) -
             folder,
             resume=resume,
             on_round=lambda record: _report_round(out, record, settings.rounds),
-            note=out.note,
         )
         out.emit("done", rounds=rounds[-1].round, federation=folder)
         name = next(iter(settings.sites))

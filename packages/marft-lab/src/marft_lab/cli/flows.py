@@ -13,8 +13,10 @@ from rich.text import Text
 from marft.cli.console import wide_console
 from marft.cli.handlers import progress_bar, silence_transformers
 from marft.common.errors import UserError
+from marft.common.log import receive_logs
 from marft.common.texts import single_line, truncate
 from marft.config import load_recipe
+from marft.config.secrets import redacted
 from marft.config.settings import did_you_mean
 from marft.runs.run_folder import RunFolder
 from marft_lab.flows.growth import GrowthOptions, grow_network
@@ -154,10 +156,9 @@ def tune(recipe: Path, overrides: Sequence[str], to: Path, options: TuningOption
             network = learn_paths(board, network, learning, lambda *_: advance())
         write_network(to, network)
         if options.critic:
-            critic = PolicyCritic(
-                rollouts, options.critic, note=lambda text: console.print(f"  {text}", soft_wrap=True)
-            )
-            network = reword_nodes(board, network, critic, RewordingOptions(options.rounds), save_change)
+            critic = PolicyCritic(rollouts, options.critic)
+            with receive_logs(redacted(lambda text: console.print(f"  {text}", soft_wrap=True))):
+                network = reword_nodes(board, network, critic, RewordingOptions(options.rounds), save_change)
             if critic.empty_replies:
                 summary = f"{critic.empty_replies} of {critic.request_count} replies of the critic"
                 console.print(f"  {summary} held no <instructions>: give it a model that can", soft_wrap=True)
@@ -178,7 +179,7 @@ def _format_change(change: Change) -> Text:
 
 
 def _print_summary(network: FlowNetwork, to: Path) -> None:
-    kinds = f"{len(network.contexts)} kind{'s' * (len(network.contexts) != 1)}"
+    kinds = "1 kind" if len(network.contexts) == 1 else f"{len(network.contexts)} kinds"
     console.print(
         f"{len(network.nodes)} nodes, {len(network.edges)} edges, {kinds} of tasks. See {to}, "
         f"or:  marft flow show {to}",

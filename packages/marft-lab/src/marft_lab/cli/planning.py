@@ -104,7 +104,7 @@ def as_json(capacity_plan: CapacityPlan, suggestions: Sequence[PlanChange]) -> d
     }
 
 
-def _split_json(split: Split) -> dict[str, Any]:
+def _split_json(split: Split) -> dict[str, object]:
     return {
         "sampling_gpus": split.sampling,
         "learning_gpus": split.learning,
@@ -163,7 +163,7 @@ def _format_change(change: PlanChange) -> str:
     return "  ".join([_format_keys(change.keys), f"--gpus {change.gpus}"]).strip()
 
 
-def _format_keys(keys: Mapping[str, Any]) -> str:
+def _format_keys(keys: Mapping[str, object]) -> str:
     return " ".join(f"--{key} {_format_value(value)}" for key, value in keys.items())
 
 

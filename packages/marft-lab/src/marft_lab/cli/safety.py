@@ -108,12 +108,12 @@ def _evaluate_target(
     modes = parse_modes(options.mode.split(","), "--mode") if options.mode else suite.settings.modes
     size = SuiteSize(options.tasks or suite.settings.tasks, options.attempts or suite.settings.attempts, modes)
     with progress_bar("evaluating", enabled=not out.mode) as advance:
-        results = evaluate_suite(target, suite, size, advance, out.note, overwrite=options.again)
-    save_recipe(target, out.note)
+        results = evaluate_suite(target, suite, size, advance, overwrite=options.rerun)
+    save_recipe(target)
     return results
 
 
-def _evaluation_fields(result: Evaluation) -> dict[str, Any]:
+def _evaluation_fields(result: Evaluation) -> dict[str, object]:
     """Return the fields of an evaluation for machine-readable output."""
     return {
         "checkpoint": result.checkpoint,

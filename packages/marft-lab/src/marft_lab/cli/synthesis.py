@@ -86,11 +86,10 @@ def synthesize(
                 overwrite=overwrite,
                 trust_code=options.trust_code,
                 advance=advance,
-                note=out.note,
             )
         _print_summary(result, out)
         if not continues:
-            out.print(f"  marft sft {folder.config if recipe.is_dir() else recipe} --traces {folder.path}")
+            out.print(f"  marft sft {folder.config_path if recipe.is_dir() else recipe} --traces {folder.path}")
     return folder
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -36,10 +36,9 @@ def run_worth(path: Path, overrides: Sequence[str], options: ComparisonOptions, 
     from marft_lab.team_evaluation.tables import build_tables, format_headline, render_terminal
 
     with open_output(output_mode) as out:
-        plan: Callable[[str], None] = out.note if output_mode != "quiet" else lambda _: None
         try:
             with progress_bar("playing", enabled=not output_mode) as advance:
-                result = evaluate_team(run, folder, options, advance, plan)
+                result = evaluate_team(run, folder, options, advance)
         except KeyboardInterrupt:
             out.note("what was played is kept: the same command goes on from there")
             raise

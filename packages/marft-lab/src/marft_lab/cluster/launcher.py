@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import platform
+import re
 import signal
 import socket
 import threading
@@ -17,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from marft.common.errors import RunError, UserError
+from marft.common.packages import install_command
 from marft.common.processes.child_process import END_SECONDS, OUTPUT_TAIL_LINES, Command, module_path, print_line
 from marft.common.processes.launcher import NoResourcesError
 from marft.common.texts import single_line
@@ -176,10 +178,10 @@ class RemoteProcess:
     def close(self) -> None:
         """Terminate the process, wait for its exit and close the connection."""
         self.end()
-        self.outcome()
+        self.wait_for_exit()
         self.socket.close()
 
-    def outcome(self) -> str:
+    def wait_for_exit(self) -> str:
         """Wait for the process to exit and return the outcome; then stop the actor."""
         with self._outcome_lock:
             if not self._outcome:
@@ -195,7 +197,7 @@ class RemoteProcess:
 
     def _wait_for_outcome(self) -> str:
         try:
-            outcome, lines = ray.get(self._actor.outcome.remote())
+            outcome, lines = ray.get(self._actor.wait_for_exit.remote())
         except RayError as error:
             return f"was lost with its place on node {self.node} ({_describe_error(error)})"
         self._show_lines(lines)
@@ -294,7 +296,7 @@ def _describe_error(error: Exception) -> str:
 
 
 class RayProcessLauncher:
-    """Starter for processes in a Ray placement group, with a bundle per process.
+    """Launcher for processes in a Ray placement group, with a bundle per process.
 
     Args:
         run: settings of the run.
@@ -304,7 +306,7 @@ class RayProcessLauncher:
 
     Raises:
         UserError: the cluster cannot be reached.
-        NoRoomError: the cluster has no free resources.
+        NoResourcesError: the cluster has no free resources.
     """
 
     def __init__(self, run: RunSettings, settings: ClusterSettings, kind: ProcessKind, count: int) -> None:
@@ -335,8 +337,8 @@ class RayProcessLauncher:
 
         Raises:
             UserError: MARFT, the recipe's folder, or a requirement of the command is missing on the node.
-            NoRoomError: the cluster has no free resources.
-            RunError: the starter is closed, or nodes are lost repeatedly.
+            NoResourcesError: the cluster has no free resources.
+            RunError: the launcher is closed, or nodes are lost repeatedly.
         """
         with self._changed:
             if self._closed:
@@ -388,6 +390,8 @@ class RayProcessLauncher:
                 raise NoResourcesError(f"{name}: {self._describe_shortage(1)}") from None
             if isinstance(error, RayTaskError):
                 raise UserError(f"{name}: {single_line(str(error.cause))}") from error
+            if isinstance(error, RayActorError) and error.actor_init_failed:  # its module cannot be imported
+                raise UserError(f"{name}: {_describe_missing_package(str(error))}") from error
             raise
         return RemoteProcess(name, actor, node_info.node, quiet=quiet)
 
@@ -441,6 +445,20 @@ def _format_amount(name: str, amount: float) -> str:
     ('2 CPU', '2 GiB memory')
     """
     return f"{amount / UNIT_BYTES.get(name, 1):g} {'GiB ' if name in UNIT_BYTES else ''}{name}"
+
+
+def _describe_missing_package(error: str) -> str:
+    """Return why a node cannot import the actor's module.
+
+    >>> _describe_missing_package("died (pid=5, ip=10.0.0.2)\\nModuleNotFoundError: No module named 'numpy'")[:80]
+    "node 10.0.0.2 cannot import MARFT (ModuleNotFoundError: No module named 'numpy')"
+    """
+    address = re.search(r"\bip=([^,)\s]+)", error)
+    return (
+        f"{f'node {address[1]}' if address else 'a node'} cannot import MARFT "
+        f"({single_line(error.strip().splitlines()[-1])}): install the same on every node, there for example with "
+        f"{install_command('ray')}"
+    )
 
 
 def _check_node(node_info: NodeInfo) -> None:

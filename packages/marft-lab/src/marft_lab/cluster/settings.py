@@ -104,7 +104,7 @@ class ClusterSettings(Cluster):
         return self.resources_for(kind).gpus
 
     def open_launcher(self, run: RunSettings, kind: ProcessKind, count: int, gpus: float | None = None) -> Launcher:
-        """Return a starter for ``count`` processes with reserved resources.
+        """Return a launcher for ``count`` processes with reserved resources.
 
         Args:
             run: settings of the run.

@@ -11,6 +11,7 @@ from time import monotonic
 from typing import Any
 
 from marft.common.errors import RunError, UserError
+from marft.common.log import get_logger
 from marft.runs import lock
 from marft_lab.federated.adapter_io import MAX_SENT, Adapters, Tensors, build_files, find_differences, parse_files
 from marft_lab.federated.aggregation import average_adapters, rms_distance
@@ -20,6 +21,7 @@ from marft_lab.federated.privacy import compute_epsilon
 from marft_lab.federated.settings import FederationSettings
 from marft_lab.federated.site_link import INITIAL_ROUND, SiteFailedError, SiteLink, TransferLog
 
+logger = get_logger(__name__)
 Files = Mapping[str, bytes]
 MAX_REPORTED_COUNT = 1e15  # maximum reported episodes or tokens per round
 
@@ -38,7 +40,6 @@ def federate(
     *,
     resume: bool = False,
     on_round: Callable[[RoundRecord], None] = lambda _: None,
-    note: Callable[[str], None] = lambda _: None,
 ) -> list[RoundRecord]:
     """Train a federation through all rounds and return the round records.
 
@@ -47,7 +48,6 @@ def federate(
         folder: folder of the federation.
         resume: True to resume after the last finished round.
         on_round: callback for each finished round, while the site processes still run.
-        note: callback for warnings.
 
     Raises:
         UserError: no federation to resume, foreign files in the folder, or incompatible adapters.
@@ -74,7 +74,9 @@ def federate(
         replies = coordinator.request_updates(settings.rounds + 1, 0, last_adapters)
         coordinator.check_replies(replies, "were given what came of the last round")
         for site, reason in replies.failed.items():
-            note(f"{site} was not given what came of the last round, for it {reason}; --resume gives it again")
+            logger.warning(
+                f"{site} was not given what came of the last round, for it {reason}; --resume gives it again"
+            )
         return rounds
 
 

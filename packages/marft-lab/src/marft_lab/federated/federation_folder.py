@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from marft.common import atomic
 from marft.common.errors import UserError
+from marft.config.load import first_problem
 from marft_lab.federated.settings import FederationSettings, check_unchanged
 
 FORMAT = "a federation of MARFT, 1"
@@ -133,8 +134,7 @@ class FederationFolder:
         try:
             record = ROUND_ADAPTER.validate_python(table)
         except ValidationError as error:
-            first = error.errors()[0]
-            raise UserError(damage_message(file, f"{first['loc'][0]}: {first['msg']}")) from None
+            raise UserError(damage_message(file, first_problem(error))) from None
         if record.round != number or file.parent != self.round_folder(number):
             raise UserError(damage_message(file, f"it is of round {record.round}, in the place of round {number}"))
         if self.sites and record.given.keys() != self.sites:

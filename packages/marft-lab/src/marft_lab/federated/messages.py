@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from marft.common.errors import UserError
-from marft.inference.subprocess_engine.messages import LENGTHS, MAX_FRAME_BYTES, decode_frame, encode_frame
+from marft.common.processes.messages import LENGTHS, MAX_FRAME_BYTES, decode_frame, encode_frame
 
 Numbers = npt.NDArray[Any]
 Files = Mapping[str, bytes]
@@ -37,7 +37,7 @@ class TrainRequest:
 
     round: int
     steps: int  # 0 only puts the adapters in place
-    files: Mapping[str, Any]  # file sizes by name, in the order of data
+    files: Mapping[str, object]  # file sizes by name, in the order of data
     data: Numbers
 
 
@@ -47,7 +47,7 @@ class Update:
 
     round: int
     report: Mapping[str, Any]  # requested counts, digests of the base models, and norm of the change
-    files: Mapping[str, Any]
+    files: Mapping[str, object]
     data: Numbers
 
 

@@ -154,7 +154,7 @@ def load_federation(path: Path) -> FederationSettings:
     return parse_federation(table, str(path), path.parent.resolve())
 
 
-def parse_federation(table: Mapping[str, Any], source: str, base_folder: Path) -> FederationSettings:
+def parse_federation(table: Mapping[str, object], source: str, base_folder: Path) -> FederationSettings:
     """Validate a federation's tables.
 
     Args:
@@ -206,7 +206,7 @@ def _with_absolute_paths(site: SiteSettings, base_folder: Path) -> SiteSettings:
     )
 
 
-def check_unchanged(before: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+def check_unchanged(before: Mapping[str, object], current: Mapping[str, object]) -> None:
     """Check a resumed federation for changed training settings.
 
     Raises:

@@ -110,7 +110,7 @@ class SiteLink:
             files: adapter files for the site; empty to request the initial adapters.
 
         Raises:
-            SiteLostError: the site failed, or its process exited too often.
+            SiteFailedError: the site failed, or its process exited too often.
         """
         outcome = ""
         for _ in range(self._max_attempts):
@@ -129,7 +129,7 @@ class SiteLink:
                 elif isinstance(error, ValueError):
                     outcome = f"sent what nobody asked for ({error})"
                 else:
-                    outcome = child.outcome()
+                    outcome = child.wait_for_exit()
                 self.end()
                 if self._is_closing:
                     raise SiteFailedError(outcome) from None

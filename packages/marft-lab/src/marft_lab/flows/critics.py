@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from marft.agents.prompt_messages import PromptTooLongError, TruncationPolicy
 from marft.common.errors import EpisodeFailedError
+from marft.common.log import get_logger
 from marft.common.types import ActionKey, AgentProfile, Prompt, SamplingParams
 from marft.rollout.local_runner import LocalRolloutRunner
 from marft_lab.flows.network import Node
@@ -19,6 +20,7 @@ from marft_lab.prompt_optimization.prompts import (
     unique_marker,
 )
 
+logger = get_logger(__name__)
 STREAM = "flow/critic"
 CRITIC_PROMPT = """\
 You improve what one member of a team is told. Below, between lines that end in {mark}, stand what it is told now and \
@@ -43,7 +45,6 @@ class PolicyCritic:
         rollouts: rollouts with the inference engine.
         policy: name of the policy in the recipe.
         sampling: sampling settings.
-        note: callback for the reason of a missing proposal.
         request_count: number of requests so far.
         empty_replies: number of replies without instructions between tags.
     """
@@ -51,7 +52,6 @@ class PolicyCritic:
     rollouts: LocalRolloutRunner
     policy: str
     sampling: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.7))
-    note: Callable[[str], None] = lambda _: None  # receives the reason of a missing proposal
     request_count: int = 0
     empty_replies: int = 0  # replies without instructions between tags
 
@@ -59,13 +59,15 @@ class PolicyCritic:
         self.request_count += 1
         prompt = self._render_prompt(node, failures)
         if prompt is None:
-            self.note(f"{node.name}: what failed is longer than the context of {self.policy!r}: name another policy")
+            logger.warning(
+                f"{node.name}: what failed is longer than the context of {self.policy!r}: name another policy"
+            )
             return ""
         key = ActionKey(STREAM, node.name, self.request_count, 0, "critic", 0)
         try:
             completion = self.rollouts.wait_for(self.rollouts.engine.sample(self.policy, prompt, self.sampling, key))
         except EpisodeFailedError as error:
-            self.note(f"{node.name}: policy {self.policy!r} could not be asked: {error}")
+            logger.warning(f"{node.name}: policy {self.policy!r} could not be asked: {error}")
             return ""
         proposed = parse_instructions(
             completion.text[self.rollouts.game.renderer.reasoning_length(self.policy, completion.text) :]

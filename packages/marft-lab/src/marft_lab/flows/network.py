@@ -23,6 +23,7 @@ from marft.agents.memories.index import hash_text, validate_embeddings
 from marft.common import atomic
 from marft.common.atomic import check_regular_file
 from marft.common.errors import UserError
+from marft.config.load import first_problem
 from marft.config.plugins import import_object
 
 Vectors = NDArray[np.float32]  # [n, d], each of length 1 or zero
@@ -300,9 +301,7 @@ def read_network(path: Path) -> FlowNetwork:
     except OSError as error:
         raise UserError(f"cannot read the flow network {path}: {error.strerror}; {hint}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        location = ".".join(map(str, first["loc"])) or "the whole"
-        raise UserError(f"{path} is no flow network: {location}: {first['msg']}; {hint}") from error
+        raise UserError(f"{path} is no flow network: {first_problem(error)}; {hint}") from error
     if problems := network.problems():
         raise UserError(f"the flow network {path}: {'; '.join(problems)}; {hint}")
     return network

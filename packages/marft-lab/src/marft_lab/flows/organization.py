@@ -11,14 +11,12 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from marft.agents.agents import Agents
 from marft.common.seeds import derive_seed
 from marft.common.texts import single_line, truncate
 from marft.common.types import Action, Episode, JointAction, Observation, Task
-from marft.config.interfaces.organization import Organization
+from marft.config.interfaces.organization import Agents, Organization
 from marft.config.paths import resolve_recipe_path
-from marft.config.plugins import import_object
-from marft.config.python_objects import ImportPath
+from marft.config.plugins import FunctionPath
 from marft.config.settings import NonEmptyString, NonNegative, SmallCount, did_you_mean
 from marft_lab.flows.edge_policy import active_nodes, match_context, sample_path
 from marft_lab.flows.network import SINK, SOURCE, STOP, FlowNetwork, Node, read_network
@@ -43,7 +41,7 @@ class Flow(Organization):
     """
 
     network: NonEmptyString = Field(description="file of the network, from `marft flow grow`")
-    embed: ImportPath = Field(
+    embed: FunctionPath = Field(
         default="",
         description=(
             'import path of the function that made the network\'s vectors during growth, or "" for hashed word '
@@ -93,13 +91,6 @@ class Flow(Organization):
                 {"path": info.data["network"]},
             )
         return actual
-
-    @field_validator("embed")
-    @classmethod
-    def _check_embed(cls, path: str, info: ValidationInfo) -> str:
-        if path and not callable(import_object(path, info.context)):
-            raise PydanticCustomError("embed", "{path} is no function of texts", {"path": repr(path)})
-        return path
 
     @model_validator(mode="after")
     def _load_network(self) -> Self:

@@ -307,7 +307,7 @@ def _replace_node(network: FlowNetwork, node: Node) -> FlowNetwork:
 
 
 def skip_nodes(
-    board: FlowEvaluator, network: FlowNetwork, tolerance: float, on_change: OnChange = lambda *_: None
+    evaluator: FlowEvaluator, network: FlowNetwork, tolerance: float, on_change: OnChange = lambda *_: None
 ) -> FlowNetwork:
     """Return the network with accepted skips, and all tried skips in its lineage.
 
@@ -325,19 +325,19 @@ def skip_nodes(
     Raises:
         UserError: no held-out task has a known outcome.
     """
-    contexts = board.tasks_by_context(network)
-    baselines = {context: board.task_outcomes(network, tasks) for context, tasks in contexts.items()}
+    contexts = evaluator.tasks_by_context(network)
+    baselines = {context: evaluator.task_outcomes(network, tasks) for context, tasks in contexts.items()}
     check_known_outcomes({task: solved for outcomes in baselines.values() for task, solved in outcomes.items()})
     for context, tasks in contexts.items():
         baseline = baselines[context]
         if not baseline:
             continue  # no task of the context has a known outcome
-        for name in board.active_nodes(network, context):
+        for name in evaluator.active_nodes(network, context):
             before = network.skips.get(context, ())
-            if len(board.active_nodes(network, context)) == 1:
+            if len(evaluator.active_nodes(network, context)) == 1:
                 break  # at least one agent has to act
             candidate = replace(network, skips={**network.skips, context: (*before, name)})
-            estimate = bound_gain(baseline, board.task_outcomes(candidate, tasks))
+            estimate = bound_gain(baseline, evaluator.task_outcomes(candidate, tasks))
             accepted = estimate.low >= -tolerance
             change = Change("skip", name, context, "", "", accepted, *estimate)
             network = replace(candidate if accepted else network, lineage=(*network.lineage, change))

@@ -15,7 +15,7 @@ from marft.common.errors import UserError
 from marft.common.types import Episode, Task
 from marft.config.load import first_problem
 from marft.config.models import PoolSettings, opponent_pools, pool_slot_names
-from marft.rollout.rollout_batch import RolloutBatch, collect
+from marft.rollout.rollout_batch import RolloutBatch, collect_rollouts
 from marft.rollout.runner import RolloutRunner
 from marft.runs.state import State
 from marft_lab.league.pool import OpponentPool, PoolMember
@@ -75,7 +75,7 @@ class OpponentPoolSource:
         """Collect the episodes of a step, and update the ratings from their results."""
         self._usage_before = dict(self._rollouts.usage())
         pool = self.pool
-        batch = collect(self._rollouts, self._tasks, state, on_done, self._assign_opponents)
+        batch = collect_rollouts(self._rollouts, self._tasks, state, on_done, self._assign_opponents)
         scores: dict[str, list[float]] = {}
         for episode in batch.episodes:
             policies = {action.policy for action in episode.actions}  # includes the learner, which is not in the pool

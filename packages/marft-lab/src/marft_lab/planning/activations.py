@@ -59,7 +59,7 @@ class ForwardPass:
         return self.precision.bytes_per_element
 
     @property
-    def fused(self) -> bool:
+    def is_fused(self) -> bool:
         """True if layers with the same input are computed together: a frozen base on a CPU."""
         return self.precision.on_cpu and not self.fully_trained and not self.gradient_checkpointing
 
@@ -71,7 +71,7 @@ def saved_layer_bytes(forward_pass: ForwardPass) -> float:
     queries, keys = shape.query_dim, shape.key_dim
     attention = PADDING_FACTOR * (e * (2 * queries + 2 * keys) + FLOAT_BYTES * shape.heads)
     norms = FLOAT_BYTES * (queries + keys) * shape.head_norms
-    if forward_pass.fused:
+    if forward_pass.is_fused:
         low = sum(policy.rank * len(policy.targets) for policy in forward_pass.policies) / len(forward_pass.policies)
         return FLOAT_BYTES * (4 * wide + queries + 2 * inner + low) + attention + norms
     if forward_pass.fully_trained:
@@ -100,7 +100,7 @@ def planned_bytes(forward_pass: ForwardPass) -> float:
 
 def peak_extra_bytes(forward_pass: ForwardPass) -> float:
     """Return the peak extra bytes besides the saved tensors: a chunk of logits, or the backward pass of a layer."""
-    return max(head_bytes(forward_pass), backward_bytes(forward_pass))
+    return max(head_bytes(forward_pass), layer_gradient_bytes(forward_pass))
 
 
 def head_bytes(forward_pass: ForwardPass) -> float:
@@ -116,14 +116,14 @@ def head_bytes(forward_pass: ForwardPass) -> float:
     return 4 * FLOAT_BYTES * rows * shape.vocab_size + 2 * FLOAT_BYTES * forward_pass.scored * shape.hidden_size
 
 
-def backward_bytes(forward_pass: ForwardPass) -> float:
+def layer_gradient_bytes(forward_pass: ForwardPass) -> float:
     """Return the gradients' bytes for a layer's feed-forward and for the residual stream."""
     tokens, wide, inner = forward_pass.tokens, forward_pass.shape.hidden_size, forward_pass.shape.intermediate_size
     gradients = FLOAT_BYTES * forward_pass.scored * wide
     stream = 4 * FLOAT_BYTES * tokens * wide
     if forward_pass.gradient_checkpointing:  # the saved tensors of one recomputed layer
         stream += tokens * saved_layer_bytes(forward_pass)
-    if forward_pass.fused:
+    if forward_pass.is_fused:
         matrices = 3 * FLOAT_BYTES * wide * inner * forward_pass.precision.is_half
         return gradients + stream + 5 * FLOAT_BYTES * min(tokens, BLOCK_ROWS) * inner + matrices
     return gradients + stream + 4 * forward_pass.element_bytes * tokens * inner

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from marft.config.load import parse_recipe
 from marft.config.run import RunSettings
 from marft_lab.planning.plan import CapacityPlan, PlanRequest, make_plan
 
-Keys = Mapping[str, Any]  # recipe keys with their new values
+Keys = Mapping[str, object]  # recipe keys with their new values
 MIN_TOKENS, MIN_ROWS = 512, 8
 MAX_GPUS = 64
 GPUS_PER_MACHINE = 8  # typical GPUs per machine; ranks share a machine
@@ -74,7 +73,7 @@ def _change_options(run: RunSettings, gpus: int) -> Iterator[Sequence[Keys]]:
     yield _key_values("engine.kind", ["vllm"] if gpus > 1 and not run.engine.separate_weights else [])
 
 
-def _key_values(key: str, values: Iterable[Any]) -> list[Keys]:
+def _key_values(key: str, values: Iterable[object]) -> list[Keys]:
     return [{key: value} for value in values]
 
 
@@ -116,7 +115,7 @@ def _combine_changes(before: CapacityPlan) -> PlanChange | None:
 
     Changes that increase the excess are left out.
     """
-    chosen: dict[str, Any] = {}
+    chosen: dict[str, object] = {}
     excess = _min_excess(before)
     for values in _change_options(before.run, before.request.gpus):
         if not values:

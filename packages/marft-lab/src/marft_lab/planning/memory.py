@@ -33,15 +33,14 @@ MemoryPhase = Literal["always", "learning", "stepping", "sampling", "loading"]
 INITIAL_COLUMNS, MAX_GROWTH_COLUMNS = 64, 1024
 CUDA_CONTEXT_BYTES = 0.6e9  # bytes of the CUDA context and library workspaces; an estimate
 PYTHON_BYTES = 0.45e9  # bytes of host memory for Python, torch and transformers before any model; an estimate
-WORKER_BYTES = 75e6  # bytes of host memory per worker process (docs/hardware.md)
-# vLLM's default fraction of a card, unless engine.engine_args overrides it (vLLM's documentation)
+WORKER_BYTES = 75e6  # bytes of host memory per worker process (docs/training.md)
 SNAPSHOT_BYTES = 12  # bytes of host memory per trained number, for undo (trainer/non_finite_guard.py)
 GRADIENT_BYTES, MOMENT_BYTES = 4, 8  # bytes per number: float32 gradient; AdamW's two moments
 STEP_BYTES = 4  # extra bytes per number during AdamW's step
 
 
 @dataclass(frozen=True, slots=True)
-class MemorySystem:
+class MemoryComponent:
     """Memory component of a process.
 
     A component is present always, or only while the process learns, steps the optimizer or samples. The loading
@@ -73,7 +72,7 @@ class ProcessMemory:
     """
 
     name: str
-    parts: tuple[MemorySystem, ...]
+    parts: tuple[MemoryComponent, ...]
     limit: float
     card: str
     count: int = 1
@@ -149,7 +148,7 @@ def learner_memory(
         placement: placement of the ranks.
         ranks: group of identical ranks.
     """
-    rank, parts = ranks[0], list[MemorySystem]()
+    rank, parts = ranks[0], list[MemoryComponent]()
     sharded = [weights for model in context.shapes for weights in _sharded_weights(context, model, placement, rank)]
     for model in context.shapes:
         if placement.holds(rank, model):
@@ -163,10 +162,10 @@ def learner_memory(
         for weights in context.workload.sampled_weights():
             parts += local_engine_parts(context, weights)
     if not context.card.is_cpu:
-        parts.append(MemorySystem("CUDA", CUDA_CONTEXT_BYTES))
+        parts.append(MemoryComponent("CUDA", CUDA_CONTEXT_BYTES))
     parts += [
-        MemorySystem("Python", PYTHON_BYTES, on_host=True),
-        MemorySystem("copy of what learns", _snapshot_size(context, placement, rank), on_host=True),
+        MemoryComponent("Python", PYTHON_BYTES, on_host=True),
+        MemoryComponent("copy of what learns", _snapshot_size(context, placement, rank), on_host=True),
     ]
     return ProcessMemory(rank_label(ranks, placement.ranks), tuple(parts), limit, context.card.name, len(ranks))
 
@@ -175,7 +174,7 @@ def worker_memory(context: PlanContext) -> list[ProcessMemory]:
     """Return the memory of the worker processes for environments, tools and reward terms."""
     count = context.run.rollout.workers
     name = "the worker process" if count == 1 else f"each of {count} worker processes"
-    parts = (MemorySystem("Python and MARFT", WORKER_BYTES, on_host=True),)
+    parts = (MemoryComponent("Python and MARFT", WORKER_BYTES, on_host=True),)
     return [ProcessMemory(name, parts, float("inf"), "host", count)] if count else []
 
 
@@ -200,9 +199,8 @@ def _sharded_weights(context: PlanContext, model: str, placement: RankPlacement,
     precision = context.precision(model)
     full_policies = [policy for policy in context.workload.policies_on(model) if policy.train == "full"]
     weights = [ShardedWeights(model, shape, precision.weight_bytes(shape) / shape.parameters, shares)]
-    weights += [ShardedWeights(model, shape, FLOAT_BYTES, shares)] * bool(
-        full_policies and precision.computes_in_float32
-    )
+    if full_policies and precision.computes_in_float32:
+        weights.append(ShardedWeights(model, shape, FLOAT_BYTES, shares))
     return weights + [
         ShardedWeights(policy.name, shape, precision.bytes_per_element, shares, trained=True)
         for policy in full_policies
@@ -211,7 +209,7 @@ def _sharded_weights(context: PlanContext, model: str, placement: RankPlacement,
 
 def _gathered_parts(
     sharded: Sequence[ShardedWeights], rank: int, card: DeviceSpec, samples: bool
-) -> list[MemorySystem]:
+) -> list[MemoryComponent]:
     """Return the components for gathered shards: during loading, during computation, and between steps on rank 0.
 
     Between steps, rank 0 holds the full weights on its card if it samples, and loads them there, too. Otherwise the
@@ -223,68 +221,68 @@ def _gathered_parts(
     on_card = samples_here or card.is_cpu
     loaded = full_bytes + (CUDA_CONTEXT_BYTES if samples_here and not card.is_cpu else 0.0)
     parts = [
-        MemorySystem("gathered layers", peak_gathered_bytes(sharded), "learning"),
-        MemorySystem("weights, whole as they are loaded", loaded, "loading", on_host=not on_card),
+        MemoryComponent("gathered layers", peak_gathered_bytes(sharded), "learning"),
+        MemoryComponent("weights, whole as they are loaded", loaded, "loading", on_host=not on_card),
     ]
     if samples_here:
-        parts.append(MemorySystem("weights, gathered to sample and save", full_gather_bytes(sharded), "sampling"))
+        parts.append(MemoryComponent("weights, gathered to sample and save", full_gather_bytes(sharded), "sampling"))
     elif rank == 0:
-        parts.append(MemorySystem("weights, whole to publish and save", full_bytes, on_host=True))
+        parts.append(MemoryComponent("weights, whole to publish and save", full_bytes, on_host=True))
     return parts
 
 
-def _weight_parts(context: PlanContext, model: str, shares: int) -> list[MemorySystem]:
+def _weight_parts(context: PlanContext, model: str, shares: int) -> list[MemoryComponent]:
     shape, precision = context.shapes[model], context.precision(model)
     suffix = f", a part of {shares}" if shares > 1 else ""
-    parts = [MemorySystem(f"weights of {model}{suffix}", precision.weight_bytes(shape) / shares)]
+    parts = [MemoryComponent(f"weights of {model}{suffix}", precision.weight_bytes(shape) / shares)]
     full = any(policy.train == "full" for policy in context.workload.policies_on(model))
     if full and precision.computes_in_float32:
-        parts.append(MemorySystem(f"{model} in float32, for KL", FLOAT_BYTES * shape.parameters / shares))
+        parts.append(MemoryComponent(f"{model} in float32, for KL", FLOAT_BYTES * shape.parameters / shares))
     return parts
 
 
 def _policy_parts(
     context: PlanContext, policy: PolicyWorkload, placement: RankPlacement, rank: int
-) -> list[MemorySystem]:
+) -> list[MemoryComponent]:
     numbers = _policy_parameters(context, policy) / _policy_shards(policy, placement, rank)
     if not numbers:
         return []
     kind = "weights" if policy.train == "full" else "adapter"
     suffix = f", {policy.versions} versions" if policy.versions > 1 else ""
-    parts = [MemorySystem(f"{kind} of {policy.name}{suffix}", FLOAT_BYTES * numbers)]
+    parts = [MemoryComponent(f"{kind} of {policy.name}{suffix}", FLOAT_BYTES * numbers)]
     if policy.train == "full" and context.precision(policy.model).bytes_per_element < FLOAT_BYTES:
         parts.append(
-            MemorySystem(
+            MemoryComponent(
                 f"weights of {policy.name}, rounded", context.precision(policy.model).bytes_per_element * numbers
             )
         )
     if policy.train == "frozen":
         return parts
     numbers = trained_parameters(context, policy) / _policy_shards(policy, placement, rank)
-    parts.append(MemorySystem(f"optimizer of {policy.name}", MOMENT_BYTES * numbers, on_host=placement.offload))
+    parts.append(MemoryComponent(f"optimizer of {policy.name}", MOMENT_BYTES * numbers, on_host=placement.offload))
     if not placement.trains(rank, policy.model):
         return parts
     objective = context.run.algorithm.objective
     if isinstance(objective, PairObjective) and objective.reference not in (BASE, NONE):
-        parts.append(MemorySystem(f"reference of {policy.name}", FLOAT_BYTES * numbers))
-        parts.append(MemorySystem(f"{policy.name} while its reference is scored", FLOAT_BYTES * numbers, "learning"))
-    parts.append(MemorySystem(f"gradient of {policy.name}", GRADIENT_BYTES * numbers, "learning"))
+        parts.append(MemoryComponent(f"reference of {policy.name}", FLOAT_BYTES * numbers))
+        parts.append(MemoryComponent(f"{policy.name} while its reference is scored", FLOAT_BYTES * numbers, "learning"))
+    parts.append(MemoryComponent(f"gradient of {policy.name}", GRADIENT_BYTES * numbers, "learning"))
     parts.append(
-        MemorySystem(f"gradient and step of {policy.name}", (GRADIENT_BYTES + STEP_BYTES) * numbers, "stepping")
+        MemoryComponent(f"gradient and step of {policy.name}", (GRADIENT_BYTES + STEP_BYTES) * numbers, "stepping")
     )
     if context.run.algorithm.team_kl or getattr(context.run.algorithm.schedule, "kl_limit", 0.0):
-        parts.append(MemorySystem(f"snapshot of {policy.name}", (FLOAT_BYTES + MOMENT_BYTES) * numbers, "learning"))
+        parts.append(MemoryComponent(f"snapshot of {policy.name}", (FLOAT_BYTES + MOMENT_BYTES) * numbers, "learning"))
     return parts
 
 
-def _offloaded_parts(context: PlanContext, placement: RankPlacement, rank: int) -> list[MemorySystem]:
+def _offloaded_parts(context: PlanContext, placement: RankPlacement, rank: int) -> list[MemoryComponent]:
     """Return the component for offloaded moments, on the card during a single policy's step."""
     moments = [
         MOMENT_BYTES * trained_parameters(context, policy) / _policy_shards(policy, placement, rank)
         for policy in context.workload.trained
         if placement.offload and placement.trains(rank, policy.model)
     ]
-    return [MemorySystem("moments of the policy that steps", max(moments), "stepping")] if moments else []
+    return [MemoryComponent("moments of the policy that steps", max(moments), "stepping")] if moments else []
 
 
 def _policy_parameters(context: PlanContext, policy: PolicyWorkload) -> int:
@@ -301,7 +299,7 @@ def trained_parameters(context: PlanContext, policy: PolicyWorkload) -> int:
     return _policy_parameters(context, policy) if policy.train != "frozen" else 0
 
 
-def _critic_parts(context: PlanContext, ranks: int) -> list[MemorySystem]:
+def _critic_parts(context: PlanContext, ranks: int) -> list[MemoryComponent]:
     """Return the critic's components: heads with optimizer, optional adapter, and float32 features of all decisions."""
     settings = context.run.algorithm.critic
     if settings.kind == "none":
@@ -319,19 +317,22 @@ def _critic_parts(context: PlanContext, ranks: int) -> list[MemorySystem]:
         )
         features += FLOAT_BYTES * wide * decisions / ranks * (settings.body == "frozen")
     return [
-        MemorySystem("critic", (FLOAT_BYTES + GRADIENT_BYTES + MOMENT_BYTES) * heads),
-        MemorySystem("what the critic reads", features, "learning"),
+        MemoryComponent("critic", (FLOAT_BYTES + GRADIENT_BYTES + MOMENT_BYTES) * heads),
+        MemoryComponent("what the critic reads", features, "learning"),
     ]
 
 
-def _micro_batch_parts(context: PlanContext, placement: RankPlacement, rank: int) -> list[MemorySystem]:
+def _micro_batch_parts(context: PlanContext, placement: RankPlacement, rank: int) -> list[MemoryComponent]:
     """Return the components of the largest micro-batch; a rank trains on one base at a time."""
     sizes = [
         (planned_bytes(forward_pass), peak_extra_bytes(forward_pass))
         for forward_pass in forward_passes(context, placement, rank)
     ]
     saved, transient = max(sizes, key=sum, default=(0.0, 0.0))
-    return [MemorySystem("activations", saved, "learning"), MemorySystem("logits and gradients", transient, "learning")]
+    return [
+        MemoryComponent("activations", saved, "learning"),
+        MemoryComponent("logits and gradients", transient, "learning"),
+    ]
 
 
 def forward_passes(context: PlanContext, placement: RankPlacement, rank: int) -> Sequence[ForwardPass]:
@@ -369,7 +370,7 @@ def concurrent_rows(context: PlanContext, engines: int = 1) -> float:
     return max(1.0, min(limit, context.workload.concurrent_actions / engines))
 
 
-def local_engine_parts(context: PlanContext, sampled: SampledWeights) -> list[MemorySystem]:
+def local_engine_parts(context: PlanContext, sampled: SampledWeights) -> list[MemoryComponent]:
     """Return the local engine's components for one set of weights.
 
     The components are the running batch's KV cache, cached prefixes, and temporary tensors. The KV cache stays until
@@ -384,9 +385,9 @@ def local_engine_parts(context: PlanContext, sampled: SampledWeights) -> list[Me
     logits = 3.0 * FLOAT_BYTES * rows * shape.vocab_size
     prompts = min(float(PREFILL_TOKENS), max(rows * p.lengths.prompt for p in sampled.policies))
     return [
-        MemorySystem(f"keys and values of {sampled.name}", token * rows * columns),
-        MemorySystem(f"kept prefixes of {sampled.name}", prefixes),
-        MemorySystem(
+        MemoryComponent(f"keys and values of {sampled.name}", token * rows * columns),
+        MemoryComponent(f"kept prefixes of {sampled.name}", prefixes),
+        MemoryComponent(
             f"sampling on {sampled.name}", max(logits, inference_bytes(shape, precision, prompts)), "sampling"
         ),
     ]
@@ -446,10 +447,10 @@ def sampler_memory(
     name = f"{context.run.engine.name} of {sampled.name}"
     weights, token = engine_bytes(context, sampled)
     if not context.run.engine.device_memory_share:
-        engine_parts = [MemorySystem(f"weights of {sampled.name}", weights), *local_engine_parts(context, sampled)]
+        engine_parts = [MemoryComponent(f"weights of {sampled.name}", weights), *local_engine_parts(context, sampled)]
         engine_parts += [
-            MemorySystem("Python", PYTHON_BYTES, on_host=True),
-            *([] if context.card.is_cpu else [MemorySystem("CUDA", CUDA_CONTEXT_BYTES)]),
+            MemoryComponent("Python", PYTHON_BYTES, on_host=True),
+            *([] if context.card.is_cpu else [MemoryComponent("CUDA", CUDA_CONTEXT_BYTES)]),
         ]
         return ProcessMemory(name, tuple(engine_parts), limit, context.card.name)
     longest = max(policy.lengths.longest_row for policy in sampled.policies)
@@ -462,13 +463,13 @@ def sampler_memory(
         cache = max(share - weights / cards - logits, token * longest / cards)
     phase: MemoryPhase = "sampling" if uses_sleep_mode(context) else "always"
     sleeping_parts = (
-        [MemorySystem("weights, while it sleeps", weights, on_host=True)] if uses_sleep_mode(context) else []
+        [MemoryComponent("weights, while it sleeps", weights, on_host=True)] if uses_sleep_mode(context) else []
     )
     parts = (
-        MemorySystem(f"weights of {sampled.name}", weights / cards, phase),
-        MemorySystem("logits", logits, phase),
-        MemorySystem("keys and values", cache, phase),
-        MemorySystem("Python", PYTHON_BYTES, on_host=True),
+        MemoryComponent(f"weights of {sampled.name}", weights / cards, phase),
+        MemoryComponent("logits", logits, phase),
+        MemoryComponent("keys and values", cache, phase),
+        MemoryComponent("Python", PYTHON_BYTES, on_host=True),
         *sleeping_parts,
     )
     return ProcessMemory(name if count == 1 else f"each of {count} × {name}", parts, limit, context.card.name, count)

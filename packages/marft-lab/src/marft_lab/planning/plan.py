@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from marft.common.errors import UserError
 from marft.config.run import RunSettings
@@ -75,7 +74,7 @@ class Split:
     processes: tuple[ProcessMemory, ...]
     phases: tuple[Phase, ...]
     lag: int
-    keys: Mapping[str, Any] = field(default_factory=dict)
+    keys: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def on_host(self) -> float:
@@ -221,7 +220,7 @@ def _plan_processes(
     return [*learners, *engines]
 
 
-def _changed_keys(context: PlanContext, placement: RankPlacement, sampling_gpus: int) -> Iterator[tuple[str, Any]]:
+def _changed_keys(context: PlanContext, placement: RankPlacement, sampling_gpus: int) -> Iterator[tuple[str, object]]:
     """Yield the recipe keys of a split that differ from the recipe."""
     run, first = context.run, placement.ranks
     if run.training.ranks != placement.ranks:

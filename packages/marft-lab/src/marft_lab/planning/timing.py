@@ -94,7 +94,7 @@ class Phase:
 
 def training_operations(shape: ModelSizes, policy: PolicyWorkload, gradient_checkpointing: bool, halves: bool) -> float:
     """Return the training operations per token of a policy, forward and backward."""
-    length, share = policy.lengths.row, policy.lengths.action / policy.lengths.row
+    length, share = policy.lengths.row_tokens, policy.lengths.action / policy.lengths.row_tokens
     adapter = shape.adapter_parameters(policy.rank, policy.targets) if policy.rank else 0
     return training_flops(
         shape,
@@ -182,7 +182,7 @@ def training_phases(context: PlanContext, reached: Efficiencies, placement: Rank
     else:
         slowest = list(of_model.values())
     totals = {name: sum(seconds[name] for seconds in slowest) for name in next(iter(of_model.values()), {})}
-    totals |= communication_seconds(context, reached, placement)
+    totals |= transfer_seconds(context, reached, placement)
     return [Phase(name, seconds, "learning") for name, seconds in totals.items() if seconds]
 
 
@@ -196,14 +196,14 @@ def _model_seconds(
     update = old = after = base = critic = 0.0
     for policy in context.workload.policies_on(model):
         forward_operations = policy.tokens * forward_flops(
-            shape, policy.lengths.row, policy.lengths.action / policy.lengths.row
+            shape, policy.lengths.row_tokens, policy.lengths.action / policy.lengths.row_tokens
         )
         rate = ranks * reached.rate(precision.flops_per_second(context.card), context.card.bandwidth)
         batches = policy.tokens / ranks / micro_batch_tokens(context, [policy], ranks)
         gathered = batches * _gather_seconds(context, reached, placement, policy)
         scoring = max(forward_operations / rate, gathered)
         if algorithm.critic.kind != "none":
-            share = 1.0 if algorithm.level == "token" else policy.lengths.prompt / policy.lengths.row
+            share = 1.0 if algorithm.level == "token" else policy.lengths.prompt / policy.lengths.row_tokens
             critic += share * scoring
             if algorithm.critic.body == "lora":
                 critic += 2 * share * algorithm.critic.epochs * scoring
@@ -253,7 +253,7 @@ def _gather_seconds(
     return weights * (shares - 1) / shares / (context.card.link_bandwidth * reached.link)
 
 
-def communication_seconds(context: PlanContext, reached: Efficiencies, placement: RankPlacement) -> dict[str, float]:
+def transfer_seconds(context: PlanContext, reached: Efficiencies, placement: RankPlacement) -> dict[str, float]:
     """Return the seconds of communication between ranks besides passes, and of transfers to and from host memory.
 
     An all-reduce over n ranks sends 2·(n − 1)/n of the data (ring: Patarasuk and Yuan 2009). Before a step, trained

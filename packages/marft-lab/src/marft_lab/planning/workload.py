@@ -31,7 +31,7 @@ class Lengths:
     source: str = "given"
 
     @property
-    def row(self) -> float:
+    def row_tokens(self) -> float:
         """Mean tokens of prompt and action together."""
         return self.prompt + self.action
 
@@ -59,7 +59,7 @@ class PolicyWorkload:
     @property
     def tokens(self) -> float:
         """Prompt and action tokens per step."""
-        return self.actions * self.lengths.row
+        return self.actions * self.lengths.row_tokens
 
     @property
     def sampled_tokens(self) -> float:
@@ -162,7 +162,7 @@ def compute_workload(run: RunSettings, lengths: KnownLengths = KnownLengths()) -
     Helper calls are counted with a full budget, spread evenly over the helpers. Imagined episodes are counted as in the
     last step.
     """
-    steps = lengths.environment_steps or float(run.environment.episode_limit or run.rollout.max_steps)
+    steps = lengths.environment_steps or float(run.environment.max_episode_steps or run.rollout.max_steps)
     samples, tasks = run.rollout.samples_per_task, run.rollout.tasks_per_step
     real, imagined = tasks * samples, sum(s.extra_tasks(run.training.steps - 1, tasks) for s in run.sections) * samples
     episodes = real + imagined

@@ -16,6 +16,7 @@ from marft.agents.prompt_messages import PromptTooLongError
 from marft.common import atomic
 from marft.common.error_origin import describe_error
 from marft.common.errors import EpisodeFailedError
+from marft.common.log import get_logger
 from marft.common.prompt_history import PromptHistory, PromptScore, PromptVersion
 from marft.common.seeds import generator
 from marft.common.texts import replace_surrogates
@@ -35,6 +36,7 @@ from marft_lab.prompt_optimization.proposals import (
 )
 from marft_lab.prompt_optimization.settings import PromptOptimizerSettings
 
+logger = get_logger(__name__)
 T = TypeVar("T")
 Outcomes = dict[str, bool]  # success of each task, by id; tasks without a known outcome are omitted
 Play = Callable[[T, Sequence[Task]], Outcomes]
@@ -104,13 +106,11 @@ class PromptSearch(PromptOptimizer):
         rollouts: rollouts of the run.
         settings: settings of prompt optimization.
         tasks: tasks for trials and tests.
-        note: callback for warnings.
     """
 
     rollouts: RolloutRunner
     settings: PromptOptimizerSettings
     tasks: Sequence[Task]
-    note: Callable[[str], None] = lambda _: None
 
     @property
     def run(self) -> RunSettings:
@@ -124,19 +124,19 @@ class PromptSearch(PromptOptimizer):
 
     def restore(self, state: State, folder: RunFolder) -> State:
         """Return the state with the restored or initial lineage, and activate its instructions."""
-        lineage = state.profiles or self.initial_lineage()
-        self.rollouts.instruct(lineage.current_versions())
+        lineage = state.prompts or self.initial_lineage()
+        self.rollouts.set_prompt_versions(lineage.current_versions())
         _write_lineage(folder, lineage)
-        return replace(state, profiles=lineage)
+        return replace(state, prompts=lineage)
 
     def step(self, state: State, episodes: Sequence[Episode], folder: RunFolder) -> tuple[State, dict[str, float]]:
         """Play a round if due; return the state with the new lineage, and metrics."""
-        lineage, metrics = state.profiles, dict[str, float]()
+        lineage, metrics = state.prompts, dict[str, float]()
         assert lineage is not None, "restore has begun it"
         if self.settings.is_due(state.step):
             lineage, metrics = self.play_round(lineage, state.step, episodes)
             _write_lineage(folder, lineage)
-        return replace(state, profiles=lineage), metrics | version_metrics(lineage)
+        return replace(state, prompts=lineage), metrics | version_metrics(lineage)
 
     def play_round(
         self, lineage: PromptHistory, step: int, episodes: Sequence[Episode]
@@ -153,9 +153,9 @@ class PromptSearch(PromptOptimizer):
             if limit and lineage.tokens >= limit:
                 break
             lineage = _AgentSearch(self, lineage, role, step).run(episodes)
-            self.rollouts.instruct(lineage.current_versions())
+            self.rollouts.set_prompt_versions(lineage.current_versions())
         if before.tokens < limit <= lineage.tokens:
-            self.note(f"step {step}: prompt_optimization.token_budget = {limit} are taken: nothing more is tried")
+            logger.warning(f"step {step}: prompt_optimization.token_budget = {limit} are taken: nothing more is tried")
         lineage = replace(lineage, rounds=lineage.rounds + 1)
         return lineage, _round_metrics(before, lineage)
 
@@ -195,7 +195,7 @@ class _AgentSearch:
         except Exception as error:  # noqa: BLE001  a failure of user code only costs its own turn
             problem = f"raised {describe_error(error)}"
         if problem:
-            self._note(f"proposer {self.settings.proposer.name!r} {problem}; nothing is tried")
+            self._log(f"proposer {self.settings.proposer.name!r} {problem}; nothing is tried")
             return []
         return list(self._filter_proposals(proposals, [version.instructions for version in versions]))[
             : self.settings.candidates
@@ -206,7 +206,7 @@ class _AgentSearch:
         for proposal in proposals:
             text = proposal.instructions.strip()
             if len(text) > self.settings.max_chars:
-                self._note(f"a proposal of {len(text)} characters is dropped (prompt_optimization.max_chars)")
+                self._log(f"a proposal of {len(text)} characters is dropped (prompt_optimization.max_chars)")
             elif text and text not in seen:
                 seen.add(text)
                 yield replace(proposal, instructions=text)
@@ -231,9 +231,9 @@ class _AgentSearch:
     def _report_result(self, best: PromptVersion, gain_estimate: PromptScore | None, accepted: bool) -> None:
         """Report the best candidate's result."""
         if gain_estimate is None and not self._sample_tasks(False)[1]:
-            self._note("there are no tasks to judge candidates by: all of the validation split are set aside")
+            self._log("there are no tasks to judge candidates by: all of the validation split are set aside")
         elif gain_estimate is None:
-            self._note("of no task is it known whether it was solved (Step.success): no candidate can be judged")
+            self._log("of no task is it known whether it was solved (Step.success): no candidate can be judged")
         if gain_estimate is None:
             return
         gain = (
@@ -241,7 +241,7 @@ class _AgentSearch:
             f"({100 * gain_estimate.gain_low:+.0f} to {100 * gain_estimate.gain_high:+.0f})"
         )
         status = "is what it is told from here on" if accepted else "is tried and not taken"
-        self._note(f"v{best.number} {status}: {gain} on {gain_estimate.tasks} tasks")
+        self._log(f"v{best.number} {status}: {gain} on {gain_estimate.tasks} tasks")
 
     def _sample_tasks(self, needs_selection: bool) -> tuple[list[Task], list[Task]]:
         """Return tasks to choose a candidate and separate tasks to test the candidate, newly drawn for every turn.
@@ -271,7 +271,7 @@ class _AgentSearch:
         failing episodes would improve a tried version.
         """
         others = [current for current in self.lineage.current_versions() if current.role != self.role]
-        self.rollouts.instruct([*others, version])
+        self.rollouts.set_prompt_versions([*others, version])
         attempts = [Attempt(task, self.stream) for task in tasks]
         episodes = self.rollouts.play(attempts, team_for_mode(self.settings.mode, self.rollouts.team))
         self.tokens += count_tokens(episodes)
@@ -292,13 +292,13 @@ class _AgentSearch:
         try:
             reply, tokens = self.rollouts.ask(policy, question, sampling, key)
         except (EpisodeFailedError, PromptTooLongError) as error:
-            self._note(f"policy {policy!r} could not be asked: {error}")
+            self._log(f"policy {policy!r} could not be asked: {error}")
             return ""
         self.tokens += tokens
         return reply
 
-    def _note(self, text: str) -> None:
-        self.search.note(f"step {self.step}: prompt_optimization.{self.role}: {text}")
+    def _log(self, text: str) -> None:
+        logger.warning(f"step {self.step}: prompt_optimization.{self.role}: {text}")
 
 
 def count_tokens(episodes: Iterable[Episode]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -67,12 +67,12 @@ class PromptOptimizerSettings(TrainingSection):
         """Return True if a round follows a given training step."""
         return step % self.every == 0 and not (self.last_step and step > self.last_step)
 
-    def prompt_optimizer(self, rollouts: RolloutRunner, note: Callable[[str], None]) -> PromptOptimizer:
+    def prompt_optimizer(self, rollouts: RolloutRunner) -> PromptOptimizer:
         """Return a run's prompt optimizer."""
         from marft.envs.tasks import read_tasks
         from marft_lab.prompt_optimization.search import PromptSearch
 
-        return PromptSearch(rollouts, self, read_tasks(rollouts.run.environment, self.split), note)
+        return PromptSearch(rollouts, self, read_tasks(rollouts.run.environment, self.split))
 
     def extra_policies(self) -> Iterable[str]:
         """Return the policies needed by the proposer."""

@@ -31,7 +31,7 @@ def worth(
     crossed: str | Sequence[str] = ("base", "last", "best"),
     single: str | Path | None = None,
     paraphrase: str | Callable[[str], str] = "base",
-    again: bool = False,
+    rerun: bool = False,
     given: Iterable[Any] = (),
     **more: Any,
 ) -> TeamEvaluation:
@@ -53,7 +53,7 @@ def worth(
         single: run of a single agent to compare with the team.
         paraphrase: source of paraphrased messages: ``base``, a policy, ``module:function`` or a function of a text; ""
             for none.
-        again: True to ignore cached results and play again.
+        rerun: True to ignore cached results and play again.
         given: Python objects that the recipe refers to by placeholder.
         more: overrides of recipe keys, as keyword arguments.
 
@@ -88,7 +88,7 @@ def worth(
             to_names(crossed, "crossed", "last"),
             None if single is None else expand_user(single),
             paraphrase,
-            bool(again),
+            bool(rerun),
         )
         result = evaluate_team(settings, folder, options, lambda _=None: None)
         write_report(folder.worth, result)

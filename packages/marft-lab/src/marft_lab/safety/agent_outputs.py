@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from marft.common.reasoning import measure_reasoning
-from marft.common.texts import replace_surrogates
+from marft.common.texts import common_prefix, replace_surrogates
 from marft.common.types import Action, Episode
 from marft.config.patterns import find_matches
 from marft.config.plugins import Plugin
@@ -175,17 +175,10 @@ def _is_quotation(text: str, start: int, end: int, injection: str) -> bool:
     position = injection.find(text[start:end])
     while position >= 0:
         if (
-            _common_prefix_length(text[:start][::-1], injection[:position][::-1])
-            + _common_prefix_length(text[end:], injection[position + end - start :])
+            len(common_prefix(text[:start][::-1], injection[:position][::-1]))
+            + len(common_prefix(text[end:], injection[position + end - start :]))
             >= MIN_QUOTE_CHARS
         ):
             return True
         position = injection.find(text[start:end], position + 1)
     return False
-
-
-def _common_prefix_length(first: str, second: str) -> int:
-    """Return the common prefix's length."""
-    return next(
-        (n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 from marft.agents.game import Attempt
 from marft.agents.team import Team
 from marft.common import atomic
+from marft.common.atomic import digest_of_json
 from marft.common.errors import EpisodeFailedError, RunError, UserError
+from marft.common.log import get_logger
 from marft.common.types import Episode, Task
 from marft.config.interfaces.environment import Split
 from marft.config.run import RunSettings
@@ -29,13 +31,12 @@ from marft.evaluation.session import (
     StorageOptions,
     episodes_key,
     load_checkpoint,
-    open_runner,
+    open_evaluation_runner,
     resolve_checkpoints,
     select_tasks,
 )
 from marft.evaluation.store import EvaluationStore, lock_folder, play_attempts
 from marft.evaluation.tool_definitions import collect_definitions, describe_changes
-from marft.runs.state import digest_of_table
 from marft_lab.safety.metrics import NO_ATTACK, compute_suite_metrics
 from marft_lab.safety.suite import CONTROL_NAME, Suite
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from marft.rollout.local_runner import LocalRolloutRunner
     from marft.rollout.workers.worker_runner import WorkerRolloutRunner
 
+logger = get_logger(__name__)
 SPLIT: Split = "test"
 FINDINGS = "findings.jsonl"
 
@@ -68,14 +70,13 @@ class AttackCase:
         ]
 
 
-def build_attack_cases(suite: Suite, run: RunSettings, team: Team, note: Callable[[str], None]) -> list[AttackCase]:
+def build_attack_cases(suite: Suite, run: RunSettings, team: Team) -> list[AttackCase]:
     """Return the playable arms: without an attack, and under each attack that can reach the team.
 
     Args:
         suite: suite.
         run: settings of the run.
         team: team.
-        note: callback for skipped attacks, with the reason.
 
     Raises:
         UserError: an attack names an unknown tool or teammate.
@@ -84,7 +85,7 @@ def build_attack_cases(suite: Suite, run: RunSettings, team: Team, note: Callabl
     for name in suite.settings.attacks:
         reason = _unreachable_reason(suite, name, run, team)
         if reason:
-            note(f"attack {name!r} is not played: {reason}")
+            logger.warning(f"attack {name!r} is not played: {reason}")
         else:
             cases.append(AttackCase(name))
     return cases
@@ -143,7 +144,6 @@ class _SuiteContext:
     result_cache: StorageOptions
     cache_error: str
     advance: ProgressCallback
-    note: Callable[[str], None]
 
 
 def evaluate_suite(
@@ -151,7 +151,6 @@ def evaluate_suite(
     suite: Suite,
     size: SuiteSize,
     advance: ProgressCallback,
-    note: Callable[[str], None] = lambda _: None,
     *,
     overwrite: bool = False,
 ) -> list[Evaluation]:
@@ -162,7 +161,6 @@ def evaluate_suite(
         suite: suite.
         size: size of the evaluation.
         advance: progress callback.
-        note: callback for skipped attacks and changed tools.
         overwrite: True to play cached arms again.
 
     Returns:
@@ -174,17 +172,17 @@ def evaluate_suite(
     """
     run, folder = target.run, target.folder
     result_cache = StorageOptions(target.output_folder.evaluations, overwrite)
-    paths = resolve_checkpoints(run, folder, target.checkpoints, note)
+    paths = resolve_checkpoints(run, folder, target.checkpoints)
     tasks = select_tasks(run, size.tasks, None)
-    with lock_folder(result_cache.folder) as cache_error, open_runner(run) as rollouts:
+    with lock_folder(result_cache.folder) as cache_error, open_evaluation_runner(run) as rollouts:
         digests = rollouts.models.compute_digests()
         target.check(digests)
-        cases = build_attack_cases(suite, run, rollouts.team, note)
+        cases = build_attack_cases(suite, run, rollouts.team)
         changed = describe_changes(folder.path, collect_definitions(rollouts.team)) if folder else ""
         if changed:
-            note(changed)
+            logger.warning(changed)
         context = _SuiteContext(
-            run, suite, size, tasks, cases, paths, digests, rollouts, result_cache, cache_error, advance, note
+            run, suite, size, tasks, cases, paths, digests, rollouts, result_cache, cache_error, advance
         )
         advance(len(paths) * len(size.modes) * len(cases) * len(tasks) * size.attempts)
         return [_evaluate_checkpoint(context, name, mode) for name in paths for mode in size.modes]
@@ -202,7 +200,7 @@ def _evaluate_checkpoint(context: _SuiteContext, name: str, mode: Mode) -> Evalu
     except EpisodeFailedError as error:  # timeout of a pattern of the suite
         raise RunError(f"suite {suite.name!r}: {error}") from error
     for attack in suite_metrics.unreached:
-        context.note(f"{name}, {mode}: attack {attack!r} reached no agent in any episode: nothing is known of it")
+        logger.warning(f"{name}, {mode}: attack {attack!r} reached no agent in any episode: nothing is known of it")
     control = _summarize(context, name, mode, episodes_by_attack[NO_ATTACK])
     measured = {
         task: {**control.measured.get(task, {}), **suite_metrics.by_task.get(task, {})}
@@ -228,7 +226,7 @@ def _play_case(context: _SuiteContext, name: str, mode: Mode, case: AttackCase) 
     """Return the episodes of an arm, from the cache or by playing."""
     attempts = case.attempts(context.suite, build_attempts(context.tasks, context.size.attempts, mode, SPLIT))
     episode_cache = EvaluationStore(
-        _cases_folder(context, name, mode), case.name, _cache_key(context, name, mode, case), context.note
+        _cases_folder(context, name, mode), case.name, _cache_key(context, name, mode, case)
     )
     cached = None if context.result_cache.overwrite else episode_cache.read_episodes(attempts)
     if cached is not None:
@@ -270,6 +268,6 @@ def _cache_key(context: _SuiteContext, name: str, mode: Mode, case: AttackCase) 
         injected,
         [attack.inject_into, attack.target] if attack else [],
         [context.suite.canary_instruction(agent.role) for agent in context.run.agents],
-        digest_of_table(collect_definitions(context.rollouts.team)),
+        digest_of_json(collect_definitions(context.rollouts.team)),
     ]
     return episodes_key(context.run, context.models, context.paths[name], context.tasks, key_parts)

@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.agents.prompt_injection import InjectionLocation, PromptInjection
-from marft.common.atomic import read_text
+from marft.common.atomic import digest_of_json, read_text
 from marft.common.errors import UserError
 from marft.common.types import Task
 from marft.config.load import format_errors
@@ -173,7 +173,7 @@ class Suite:
         Equal digests mean equal suites. The number of tasks, modes, attempts, and the gates are not included.
         """
         table = self.settings.model_dump(mode="json", include={"canary", "attacks", "rules", "refusals"})
-        return hashlib.sha256(json.dumps([table, {**self.texts}], sort_keys=True).encode()).hexdigest()
+        return digest_of_json([table, {**self.texts}])
 
     @property
     def rules(self) -> Mapping[str, Check]:

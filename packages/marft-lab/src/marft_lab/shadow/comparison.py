@@ -18,7 +18,7 @@ from marft_lab.shadow.settings import ShadowSettings
 LOG_FILE = "sessions.jsonl"
 POLL_SECONDS = 1.0  # interval between checks for new sessions
 # settings that do not affect the comparison
-NEUTRAL_SETTINGS = frozenset({"pause", "idle_seconds", "threads", "backlog", "priority"})
+NEUTRAL_SETTINGS = frozenset({"pause", "resume_after_idle_seconds", "threads", "backlog", "priority"})
 Stop = Callable[[], bool]
 
 
@@ -31,7 +31,7 @@ class ShadowState:
     skipped: SkippedSessions
 
 
-def comparison_identity(settings: ShadowSettings, team: str, sessions: Path, graded_by: str) -> dict[str, Any]:
+def comparison_identity(settings: ShadowSettings, team: str, sessions: Path, graded_by: str) -> dict[str, object]:
     """Return a test's identity; the rules of a sequential test must stay fixed."""
     rules = {key: value for key, value in settings.model_dump(mode="json").items() if key not in NEUTRAL_SETTINGS}
     return {"team": team, "sessions": str(sessions), "graded by": graded_by, **rules}
@@ -90,18 +90,18 @@ class ShadowComparison:
         Returns:
             The final state.
         """
-        while not (self.sequential_test.final or stopped()):
+        while not (self.sequential_test.is_final or stopped()):
             for session in self.sessions.pending_sessions():
                 line = self._play_session(player, scorer, session)
                 self.session_log.add(line)
                 if line.kind == "compared":
                     self.sequential_test.add(line.difference)
                 on_session(line, self.sequential_test.verdict)
-                if self.sequential_test.final or stopped():
+                if self.sequential_test.is_final or stopped():
                     break
             if not self.follow:
                 break
-            if not (self.sequential_test.final or stopped()):
+            if not (self.sequential_test.is_final or stopped()):
                 time.sleep(POLL_SECONDS)
         return self.state
 

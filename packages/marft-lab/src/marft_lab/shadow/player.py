@@ -9,7 +9,6 @@ called, and no program runs.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
@@ -35,6 +34,7 @@ from marft_serve.serving.loader import load_team
 from marft_serve.serving.recorder import compute_digest
 from marft_serve.serving.settings import ServedTeam
 from marft_serve.serving.team_handler import RequestEnvironment
+from marft_serve.traces.replayer import call_key
 
 STUB = "marft_lab.shadow.player:StubTools"
 REFUSAL = (
@@ -77,7 +77,7 @@ class ReplaySource(StatelessSource):
         self.definitions, self.answered, self.refused = definitions, 0, 0
         self._answers: dict[str, list[ToolCall]] = defaultdict(list)
         for call in calls:
-            self._answers[_call_key(call.name, parse_arguments(call.arguments))].append(call)
+            self._answers[call_key(call.name, parse_arguments(call.arguments))].append(call)
 
     @property
     def tools(self) -> Sequence[Tool]:
@@ -88,10 +88,10 @@ class ReplaySource(StatelessSource):
         """Return a call's recorded result.
 
         Raises:
-            NothingDoneError: no recorded result.
+            NoRecordedResultError: no recorded result.
             RecordedError: the recorded call failed.
         """
-        answers = self._answers.get(_call_key(tool, arguments), [])
+        answers = self._answers.get(call_key(tool, arguments), [])
         if not answers:
             self.refused += 1
             raise NoRecordedResultError(REFUSAL.format(tool=tool))
@@ -144,12 +144,8 @@ def _find_tools(name: str, plugin: Plugin, known_tools: Mapping[str, Sequence[To
     return known_tools[compute_digest(plugin)]
 
 
-def _tool_definition(tool: Tool) -> dict[str, Any]:
+def _tool_definition(tool: Tool) -> dict[str, object]:
     return {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
-
-
-def _call_key(tool: str, arguments: Mapping[str, object]) -> str:
-    return f"{tool} {json.dumps(arguments, sort_keys=True, default=str)}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

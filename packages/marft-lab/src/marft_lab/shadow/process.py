@@ -62,7 +62,7 @@ def lower_priority(priority: str) -> None:
         Path("/proc/self/oom_score_adj").write_text(OOM_SCORE, encoding="ascii")
 
 
-def _run_shadow(fields: Mapping[str, Any], server: socket.socket) -> None:
+def _run_shadow(fields: Mapping[str, object], server: socket.socket) -> None:
     from pydantic import TypeAdapter
     from transformers.utils import logging
 

@@ -21,7 +21,7 @@ MAX_POINTS = 400  # maximum points of a curve
 FIGURE_SIZE = (6.4, 3.2)
 
 
-def build_report(state: ShadowState, identity: Mapping[str, Any]) -> dict[str, Any]:
+def build_report(state: ShadowState, identity: Mapping[str, object]) -> dict[str, object]:
     """Return the report as JSON data.
 
     All values except the skipped sessions follow from the journal.
@@ -105,7 +105,7 @@ def explain_report(report: Mapping[str, Any], settings: ShadowSettings) -> Itera
         yield single_line(problem)
 
 
-def write_report(folder: Path, report: Mapping[str, Any], state: ShadowState, settings: ShadowSettings) -> Path:
+def write_report(folder: Path, report: Mapping[str, object], state: ShadowState, settings: ShadowSettings) -> Path:
     """Write the report and its plot; return the path of the report."""
     atomic.write_file(folder / REPORT_FILE, json.dumps(report, indent=1, ensure_ascii=False) + "\n")
     compared_events = _select_compared(state.events)

@@ -84,7 +84,7 @@ class AgreementScorer:
         """Return the agreement with the served answer, in [0, 1]; 1 for equal texts."""
         target = extract_answer(served)
         try:
-            self._grading.check(target, {})
+            self._grading.check_answer(target, {})
             return 1.0 if text == served else self._grading.grade(target, {}, text).reward
         except ValueError as error:
             raise UnscoredError(f"the served answer {error}") from error

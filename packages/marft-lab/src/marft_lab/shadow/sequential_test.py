@@ -60,7 +60,7 @@ class SequentialTest:
     def add(self, difference: float) -> Verdict:
         """Add a score difference, shadow − served, with both scores between ``min_score`` and ``max_score``."""
         assert abs(difference) <= self.width * (1 + 1e-9), "scores are within their bounds"
-        if not self.final:
+        if not self.is_final:
             x = min(1.0, max(0.0, (difference / self.width + 1) / 2))
             self._up += log_factors(x, self._means)
             self._down += log_factors(1 - x, 1 - self._means)
@@ -72,7 +72,7 @@ class SequentialTest:
         return self.verdict
 
     @property
-    def final(self) -> bool:
+    def is_final(self) -> bool:
         """True if later sessions cannot change the verdict."""
         return self.word != "hold" or self.sessions >= self.settings.max_sessions
 
@@ -81,7 +81,7 @@ class SequentialTest:
         """Current verdict."""
         return Verdict(
             word=self.word,  # type: ignore[arg-type]
-            final=self.final,
+            final=self.is_final,
             sessions=self.sessions,
             mean=self._sum / self.sessions if self.sessions else None,
             lower=self._to_difference(

@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from marft.common import atomic
 from marft.common.errors import UserError
@@ -71,7 +71,7 @@ class SessionLog:
         UserError: the file is damaged or belongs to a different test.
     """
 
-    def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, identity: Mapping[str, object]) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self.events = _read_events(path, identity) if path.exists() else []
@@ -106,13 +106,13 @@ class SessionLog:
         """Close the file."""
         self._file.close()
 
-    def _write(self, table: Mapping[str, Any]) -> None:
+    def _write(self, table: Mapping[str, object]) -> None:
         self._file.write((json.dumps(table, ensure_ascii=False) + "\n").encode())
         self._file.flush()
         os.fsync(self._file.fileno())
 
 
-def _read_events(path: Path, identity: Mapping[str, Any]) -> list[SessionEvent]:
+def _read_events(path: Path, identity: Mapping[str, object]) -> list[SessionEvent]:
     """Read the entries of a file, and remove an incomplete last line."""
     atomic.truncate_partial_line(path)
     content = path.read_bytes()

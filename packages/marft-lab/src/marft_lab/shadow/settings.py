@@ -63,7 +63,9 @@ class ShadowSettings(Section):
         default=256, description="maximum pending sessions with --follow; the oldest are dropped and counted"
     )
     pause: bool = Field(default=True, description="True to suspend the shadow beside marft serve during requests")
-    idle_seconds: NonNegative = Field(default=0.2, description="seconds without a request before the shadow resumes")
+    resume_after_idle_seconds: NonNegative = Field(
+        default=0.2, description="seconds without a request before the shadow resumes"
+    )
     priority: Literal["idle", "low", "normal"] = Field(
         default="idle", description="CPU priority beside marft serve: only idle time, low, or normal"
     )

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from marft.common.errors import UserError
 from marft.common.user_modules import MANIFEST, is_export
@@ -70,7 +69,7 @@ class ShadowRequest:
 
 
 @contextmanager
-def open_shadow(request: ShadowRequest) -> Iterator[tuple[ShadowComparison, ShadowPlayer, Scorer, dict[str, Any]]]:
+def open_shadow(request: ShadowRequest) -> Iterator[tuple[ShadowComparison, ShadowPlayer, Scorer, dict[str, object]]]:
     """Open or resume a shadow; yield the comparison, the player, the scorer and the identity of the test.
 
     Raises:

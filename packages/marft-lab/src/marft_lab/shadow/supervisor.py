@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import signal
 import threading
@@ -14,11 +13,13 @@ from functools import partial
 
 from pydantic import TypeAdapter
 
+from marft.common.log import get_logger
 from marft.common.processes.child_process import ChildProcess, python_command
 from marft.common.texts import single_line
 from marft_lab.shadow.settings import ShadowSettings
 from marft_lab.shadow.setup import ShadowRequest
 
+logger = get_logger(__name__)
 # delay before a restart; maximum restarts in a row without a finished session, or more with a larger shadow.max_retries
 RESTART_SECONDS, MAX_RESTARTS = 5.0, 3
 PROCESS_MODULE = "marft_lab.shadow.process"
@@ -49,7 +50,7 @@ class ShadowSupervisor:
         self._thread = threading.Thread(target=self._supervise, name="marft-shadow", daemon=True)
         self._thread.start()
 
-    def busy(self, requests: int) -> None:
+    def set_active_requests(self, requests: int) -> None:
         """Suspend the shadow during requests.
 
         Call this method on the server's event loop.
@@ -65,7 +66,7 @@ class ShadowSupervisor:
                 self._timer.cancel()
             self._signal(signal.SIGSTOP)
         elif before and not requests:
-            self._timer = asyncio.get_running_loop().call_later(self.settings.idle_seconds, self._resume)
+            self._timer = asyncio.get_running_loop().call_later(self.settings.resume_after_idle_seconds, self._resume)
 
     def close(self) -> None:
         """Terminate the process; its results are on disk."""
@@ -88,14 +89,14 @@ class ShadowSupervisor:
                 signal.pidfd_send_signal(self._pidfd, number)
 
     def _supervise(self) -> None:
-        max_restarts, log = max(MAX_RESTARTS, self.settings.max_retries + 2), logging.getLogger("marft")
+        max_restarts = max(MAX_RESTARTS, self.settings.max_retries + 2)
         restarts_left = max_restarts
         while restarts_left and not self._closed.is_set():
             sessions, outcome = self._run_once()
             if self._closed.is_set() or outcome in (CLEAN_EXIT, REFUSED_EXIT):
                 return
             restarts_left = max_restarts if sessions else restarts_left - 1
-            log.warning(
+            logger.warning(
                 "the shadow %s; %s", single_line(outcome), "it starts again" if restarts_left else "it is given up"
             )
             self._closed.wait(RESTART_SECONDS)
@@ -113,7 +114,7 @@ class ShadowSupervisor:
             self._attach_process(int(child.socket.recv(32)))
             while data := child.socket.recv(4096):
                 sessions += len(data)
-        outcome = child.outcome()
+        outcome = child.wait_for_exit()
         with self._lock:
             if self._pidfd >= 0:
                 os.close(self._pidfd)

@@ -12,9 +12,10 @@ from typing import Any
 from marft.agents.prompt_messages import tool_call_messages
 from marft.common import atomic
 from marft.common.reasoning import measure_reasoning, strip_delimiters
-from marft.common.types import Action, ActionKey, Episode, Tool
+from marft.common.types import Action, ActionKey, Episode
 from marft.common.version import __version__
 from marft.config.run import RunSettings
+from marft.inference.chat_messages import tool_schema
 from marft_lab.synthesis.candidates import Filter
 from marft_lab.synthesis.filtering import FilterCounts
 from marft_lab.synthesis.settings import SynthesisSettings
@@ -67,7 +68,7 @@ def _turns(action: Action, location: str) -> Iterator[TracedTurn]:
 
 def build_rows(
     retold: ReplayedTrace, original: Episode, number: int, origin: Mapping[str, object]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[dict[str, object]]:
     """Yield an episode's rows, one per action.
 
     Args:
@@ -85,7 +86,7 @@ def build_rows(
             own_rewards[agent] = own_rewards.get(agent, 0.0) + reward
     for index, (key, turns) in enumerate(by_action.items()):
         first = turns[0].prompt
-        row: dict[str, Any] = {
+        row: dict[str, object] = {
             "order": [number, index],
             "episode": episode_name(original),
             "task": original.task.id,
@@ -93,7 +94,7 @@ def build_rows(
             "prompt": [dict(message) for message in first.chat],
             "completion": [message for turn in turns for message in _turn_messages(turn.turn)],
         }
-        row |= {"tools": [_tool_schema(tool) for tool in first.tools]} if first.tools else {}
+        row |= {"tools": [tool_schema(tool) for tool in first.tools]} if first.tools else {}
         row |= {"reward": original.total_reward}
         row["from"] = {
             **origin,
@@ -117,11 +118,6 @@ def _turn_messages(turn: TracedTurn) -> Sequence[dict[str, Any]]:
     if turn.reasoning:
         messages[0]["reasoning_content"] = turn.reasoning
     return messages
-
-
-def _tool_schema(tool: Tool) -> dict[str, Any]:
-    function = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
-    return {"type": "function", "function": function}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from marft.common.errors import UserError
+from marft.common.log import get_logger
 from marft.common.types import Episode, Task
 from marft.config.interfaces.environment import Split
 from marft.config.run import RunSettings
@@ -18,7 +19,7 @@ from marft.envs.tasks import NoTasksError, read_tasks
 from marft.evaluation.cohorts import collect_fields, group_tasks_by_field
 from marft.evaluation.evaluate import ProgressCallback
 from marft.inference.runtime import build_renderer
-from marft.models.tokenizer_format import load_formats
+from marft.models.tokenizer_format import load_tokenizer_formats
 from marft.runs.run_folder import RunFolder
 from marft_lab.synthesis.candidates import Candidate, Filter, FilterContext
 from marft_lab.synthesis.filtering import FilterCounts, apply_filters, build_stage, reject_over_cap, reject_unbalanced
@@ -41,6 +42,7 @@ from marft_lab.synthesis.teachers import (
 from marft_serve.traces.replayer import ReplayedTrace, TraceReplayer
 from marft_serve.traces.types import SkipCounter
 
+logger = get_logger(__name__)
 HELD_OUT_SPLITS: tuple[Split, ...] = ("validation", "test")
 DEFAULT_FILTERS = ("success", "handoffs", "duplicates", "leakage")
 NO_ROWS_MESSAGE = (
@@ -65,7 +67,6 @@ def synthesize(
     overwrite: bool = False,
     trust_code: bool = False,
     advance: ProgressCallback = lambda _=None: None,
-    note: Callable[[str], None] = lambda _: None,
 ) -> SynthesisResult:
     """Play tasks with a recipe's teacher (``synthesis.teacher``), and write imitation rows.
 
@@ -76,7 +77,6 @@ def synthesize(
         overwrite: True to replace an existing run.
         trust_code: True to run code of an exported teacher.
         advance: callback with the number of attempts, and then once per attempt.
-        note: callback for warnings.
 
     Returns:
         The written files with their statistics.
@@ -90,8 +90,8 @@ def synthesize(
         group_tasks_by_field(collect_fields(tasks), balance)
     with folder.acquire_lock():
         start_or_resume(run, folder, episode_identity(run, teacher, attempts), resume=resume, overwrite=overwrite)
-        episodes = play_or_load(teacher, folder, attempts, SynthesisSettings.from_run(run).save_every, advance, note)
-        kept_episodes, stages = _filter_episodes(run, teacher, episodes, note)
+        episodes = play_or_load(teacher, folder, attempts, SynthesisSettings.from_run(run).save_every, advance)
+        kept_episodes, stages = _filter_episodes(run, teacher, episodes)
         if not kept_episodes:
             raise UserError(
                 "\n  ".join(
@@ -120,18 +120,18 @@ def build_filters(run: RunSettings) -> list[Filter]:
 
 
 def _filter_episodes(
-    run: RunSettings, teacher: Teacher, episodes: Sequence[Episode], note: Callable[[str], None]
+    run: RunSettings, teacher: Teacher, episodes: Sequence[Episode]
 ) -> tuple[list[KeptEpisode], list[FilterCounts]]:
     """Return the kept episodes, and the rejections of each stage."""
     tally = SkipCounter()
-    formats = load_formats(run)
+    formats = load_tokenizer_formats(run)
     with TraceReplayer(run, tally, formats) as stage:
-        context = FilterContext(held_out=_held_out_tasks(run, note), role_prompts=stage.render_fixed_prompts())
+        context = FilterContext(held_out=_held_out_tasks(run), role_prompts=stage.render_fixed_prompts())
         candidates = _build_candidates(teacher, episodes)
         remaining, stages = apply_filters(candidates, build_filters(run), context)
         kept_episodes, retold_stage = _retell(stage, run.seed, [item.episode for item in remaining])
     for line in tally.format_lines():
-        note(f"told again: {line}")
+        logger.warning(f"told again: {line}")
     settings = SynthesisSettings.from_run(run)
     episodes = [item.episode for item in kept_episodes]
     scores = [(episode.total_reward, -float(len(episode.actions))) for episode in episodes]
@@ -145,7 +145,7 @@ def _filter_episodes(
     return kept_episodes, stages
 
 
-def _held_out_tasks(run: RunSettings, note: Callable[[str], None]) -> list[Task]:
+def _held_out_tasks(run: RunSettings) -> list[Task]:
     """Return the tasks of both held-out splits; warn about an empty split.
 
     Raises:
@@ -156,13 +156,13 @@ def _held_out_tasks(run: RunSettings, note: Callable[[str], None]) -> list[Task]
         try:
             tasks += read_tasks(run.environment, split)
         except NoTasksError:
-            note(f"the {split} split has no tasks: nothing that is kept was compared with it")
+            logger.warning(f"the {split} split has no tasks: nothing that is kept was compared with it")
     return tasks
 
 
 def _build_candidates(teacher: Teacher, episodes: Sequence[Episode]) -> list[Candidate]:
     """Return candidates with the prompts of their actions, decoded by the teacher's tokenizers."""
-    formats = build_renderer(teacher.run, load_formats(teacher.run)).formats
+    formats = build_renderer(teacher.run, load_tokenizer_formats(teacher.run)).formats
     return [
         Candidate(episode, {a.id: str(formats[a.policy].tokenizer.decode(a.prompt.tolist())) for a in episode.actions})
         for episode in episodes

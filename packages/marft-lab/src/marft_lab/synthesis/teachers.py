@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from marft.agents.game import Attempt
 from marft.common import atomic
 from marft.common.errors import UserError
+from marft.common.log import get_logger
 from marft.common.types import Episode
 from marft.common.user_modules import MANIFEST, is_export
 from marft.common.version import __version__
@@ -28,20 +29,20 @@ from marft.evaluation.evaluate import ProgressCallback
 from marft.evaluation.session import BASE, EPISODE_KEYS, ROLLOUT_KEYS, find_checkpoint
 from marft.evaluation.store import load_episodes
 from marft.runs.changes import hash_user_code
-from marft.runs.checkpoints import load_policies
 from marft.runs.episode_files import write_episodes
 from marft.runs.export.manifest import load_export
 from marft.runs.export.recipe import check_bases, load_settings
 from marft.runs.run_files import STATE_FILE
 from marft.runs.run_folder import RunFolder
-from marft.runs.state import checkpoint_name, read_learned_prompts
+from marft.runs.state import checkpoint_name
 from marft.trainer.learner import TRACES
 from marft_lab.synthesis.overrides import SCRIPTS, check_teacher
 from marft_lab.synthesis.settings import SynthesisSettings
 
 if TYPE_CHECKING:
-    from marft.models.policy_registry import PolicyRegistry
+    pass
 
+logger = get_logger(__name__)
 ENVIRONMENT_KEYS = ("environment", "rewards", "seed", "rollout", "curriculum", "name", "output", "device", "threads")
 Play = Callable[[Sequence[Attempt]], list[Episode]]
 IDENTITY_FILE = "synthesis.json"
@@ -155,9 +156,8 @@ def _team_teacher(
 
 def _source_digests(run: RunSettings) -> dict[str, str]:
     """Return digests of the recipe and code behind the episodes."""
-    table: dict[str, Any] = run.model_dump(mode="json", include=EPISODE_KEYS)
-    content = json.dumps([table, hash_user_code(run)], sort_keys=True, default=str)
-    return {"recipe": _digest(content.encode()), "version": __version__}
+    table: dict[str, object] = run.model_dump(mode="json", include=EPISODE_KEYS)
+    return {"recipe": atomic.digest_of_json([table, hash_user_code(run)])[:16], "version": __version__}
 
 
 def _digest(content: bytes) -> str:
@@ -177,14 +177,11 @@ def open_teacher(teacher: Teacher) -> Iterator[Play]:
         with ScriptedTeam(teacher.run, teacher.script) as team:
             yield lambda attempts: list(team.play_attempts(attempts))
         return
-    from marft.rollout.local_runner import open_rollouts
+    from marft.rollout.local_runner import open_rollout_runner
 
-    with open_rollouts(without_helpers(teacher.run)) as rollouts:
-        models: PolicyRegistry = rollouts.models
-        teacher.check(models.compute_digests())
-        if teacher.weights is not None:
-            load_policies(teacher.weights, models, dict.fromkeys(teacher.run.trained_policies))
-            rollouts.instruct(read_learned_prompts(teacher.weights))
+    with open_rollout_runner(without_helpers(teacher.run)) as rollouts:
+        teacher.check(rollouts.models.compute_digests())
+        rollouts.load_checkpoint(teacher.weights)
 
         def play(attempts: Sequence[Attempt]) -> list[Episode]:
             rollouts.publish(0)  # clears the prefix cache, so that a part is the same at any time
@@ -216,7 +213,7 @@ def episode_identity(run: RunSettings, teacher: Teacher, attempts: Sequence[Atte
     ]
     return {
         "teacher": dict(teacher.description),
-        "recipe": hashlib.sha256(json.dumps(tables, sort_keys=True, default=str).encode()).hexdigest(),
+        "recipe": atomic.digest_of_json(tables),
         "tasks": digest_tasks(list({attempt.task.id: attempt.task for attempt in attempts}.values())),
         "attempts": settings.attempts,
         "save_every": settings.save_every,
@@ -268,7 +265,6 @@ def play_or_load(
     attempts: Sequence[Attempt],
     size: int,
     advance: ProgressCallback,
-    note: Callable[[str], None],
 ) -> list[Episode]:
     """Return every attempt's episode, from saved parts or by playing; each finished part is saved.
 
@@ -280,7 +276,6 @@ def play_or_load(
         attempts: attempts to play.
         size: attempts per part.
         advance: progress callback.
-        note: callback for warnings.
 
     Raises:
         UserError: a requirement of the teacher is missing.
@@ -292,7 +287,7 @@ def play_or_load(
         for number, start in enumerate(range(0, len(attempts), size), 1):
             part = attempts[start : start + size]
             path = folder.episodes / f"{checkpoint_name(number)}.parquet"
-            episodes = _load_part(path, part, note) or []
+            episodes = _load_part(path, part) or []
             scored = {index: episode for index, episode in enumerate(episodes) if episode.is_scored}
             missing = [index for index in range(len(part)) if index not in scored]
             if missing:
@@ -306,11 +301,11 @@ def play_or_load(
     return collected
 
 
-def _load_part(path: Path, part: Sequence[Attempt], note: Callable[[str], None]) -> list[Episode] | None:
+def _load_part(path: Path, part: Sequence[Attempt]) -> list[Episode] | None:
     if not path.is_file():
         return None
     try:
         return load_episodes(path, part)
     except ValueError as error:
-        note(f"{path} is damaged ({error}): its episodes are played anew")
+        logger.warning(f"{path} is damaged ({error}): its episodes are played anew")
         return None

@@ -64,14 +64,11 @@ class ComparisonContext:
     @cached_property
     def read_roles(self) -> list[str]:
         """Roles with messages read by another agent."""
-        seen = {
-            owners[name]
-            for episode in self.episodes
-            for owners in [{action.id: action.agent for action in episode.actions}]
-            for action in episode.actions
-            for name in action.sees
-            if owners.get(name) not in (None, action.agent)
-        }
+        seen: set[str] = set()
+        for episode in self.episodes:
+            owners = {action.id: action.agent for action in episode.actions}
+            for action in episode.actions:
+                seen |= {owners[name] for name in action.sees if owners.get(name) not in (None, action.agent)}
         return [role for role in self.roles if role in seen]
 
     @cached_property

@@ -7,11 +7,10 @@ from dataclasses import replace
 
 from pydantic import SkipValidation
 
-from marft.agents.agents import Agents
 from marft.agents.game import Attempt
 from marft.common.errors import EpisodeFailedError, UserError
 from marft.common.types import Episode, JointAction, Observation, Task
-from marft.config.interfaces.organization import Organization
+from marft.config.interfaces.organization import Agents, Organization
 from marft.config.plugins import import_object
 from marft.config.settings import did_you_mean
 from marft.evaluation.evaluate import shuffle_episodes
@@ -90,7 +89,8 @@ def collect_messages(context: ComparisonContext) -> dict[str, dict[str, list[str
         for action in episode.actions:
             if action.agent in context.read_roles and action.message.strip():
                 texts = by_role.setdefault(action.agent, {}).setdefault(episode.task.id, [])
-                texts += [action.message] * (action.message not in texts)
+                if action.message not in texts:
+                    texts.append(action.message)
     return by_role
 
 

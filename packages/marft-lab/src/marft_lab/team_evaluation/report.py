@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from marft.common import atomic
 from marft.common.texts import replace_surrogates, truncate
@@ -22,7 +21,7 @@ MAX_PLOTTED_EPISODES = 4  # maximum number of episodes with a plot
 PLOT_NAME = re.compile(r"(contributions|(cross-play|episode)-\d+)\.svg")
 
 
-def build_timeline(episode: Episode, contributions: Sequence[ActionContribution]) -> dict[str, Any]:
+def build_timeline(episode: Episode, contributions: Sequence[ActionContribution]) -> dict[str, object]:
     """Return an episode as JSON data on a time axis; ``contribution`` is None without resamples."""
     by_action = {item.action: item for item in contributions}
     actions = []

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from marft.common.errors import UserError
+from marft.common.log import get_logger
 from marft.common.types import Task
 from marft.config.helpers import without_helpers
 from marft.config.run import RunSettings
 from marft.envs.tasks import read_tasks
 from marft.evaluation.evaluate import ProgressCallback
 from marft.evaluation.session import BASE, find_checkpoint
-from marft.rollout.local_runner import open_rollouts
+from marft.rollout.local_runner import open_rollout_runner
 from marft.runs.run_folder import RunFolder
 from marft_lab.team_evaluation.context import ComparisonContext
 from marft_lab.team_evaluation.counterfactual import CounterfactualResult, as_json, run_counterfactual
@@ -30,12 +31,14 @@ from marft_lab.team_evaluation.policy_swaps import (
 from marft_lab.team_evaluation.scores import Measure, ResultRow, build_row
 from marft_lab.team_evaluation.single_agent import (
     answer_role,
-    build_variants,
+    build_single_agent_variants,
     compare_at_budget,
     compare_single_agent,
     find_problem,
 )
 from marft_lab.team_evaluation.variants import TeamVariant, VariantPlayer
+
+logger = get_logger(__name__)
 
 
 def estimate_episodes(
@@ -57,7 +60,7 @@ def estimate_episodes(
     counts = {"team": per_variant}
     if "single" in options.parts and agents > 1 and not find_problem(run):
         max_attempts = tasks * max(options.attempts, options.samples)
-        counts |= {f"single {name}": max_attempts for name in build_variants(run, weights)}
+        counts |= {f"single {name}": max_attempts for name in build_single_agent_variants(run, weights)}
     if options.single is not None:
         counts[f"single {options.single}"] = tasks * max(options.attempts, options.samples)
     if "swap" in options.parts:
@@ -121,7 +124,6 @@ def evaluate_team(
     folder: RunFolder,
     options: ComparisonOptions,
     advance: ProgressCallback,
-    note: Callable[[str], None] = lambda _: None,
 ) -> TeamEvaluation:
     """Play the requested parts, and compare each with a checkpoint's team; cached episodes are reused.
 
@@ -130,7 +132,6 @@ def evaluate_team(
         folder: run folder.
         options: options of the comparison.
         advance: progress callback.
-        note: callback for the estimated number of episodes, before the first episode.
 
     Raises:
         UserError: missing checkpoint, run or policy, empty test split, or no applicable part for a single agent.
@@ -143,10 +144,10 @@ def evaluate_team(
     weights = dict.fromkeys(run.trained_policies, team_checkpoint)
     _check_comparable(run, options)
     planned = estimate_episodes(run, options, weights, len(checkpoint_names), len(tasks))
-    note(format_estimate(planned, len(tasks)))
+    logger.info(format_estimate(planned, len(tasks)))
     remote = [agent.role for agent in run.agents if run.is_remote(run.policies[agent.policy].model)]
     if remote:
-        note(f"{', '.join(remote)}: asked at an endpoint, in every episode that is played")
+        logger.info(f"{', '.join(remote)}: asked at an endpoint, in every episode that is played")
     advance(sum(planned.values()))
 
     def expect(part_name: str, count: int) -> None:
@@ -155,7 +156,7 @@ def evaluate_team(
 
     result = TeamEvaluation(folder.path.resolve().name, team_checkpoint, len(tasks), options.samples)
     cache_folder = folder.worth / "arms"
-    with open_rollouts(without_helpers(run)) as rollouts:
+    with open_rollout_runner(without_helpers(run)) as rollouts:
         player = VariantPlayer(rollouts, paths, tasks, cache_folder, advance, ignore_cache=options.ignore_cache)
         context = ComparisonContext(
             run,
@@ -262,7 +263,7 @@ def _compare_single_run(
     """Compare the team with the single agent of another run, after release of the team's models."""
     path = find_checkpoint(run, folder, "last")
     assert path is not None
-    with open_rollouts(without_helpers(run)) as rollouts:
+    with open_rollout_runner(without_helpers(run)) as rollouts:
         variant = TeamVariant(dict.fromkeys(run.trained_policies, path.name))
         player = VariantPlayer(
             rollouts,

@@ -92,7 +92,7 @@ def max_affordable(costs: Sequence[Sequence[float]], budget: float) -> int:
 def answer_role(run: RunSettings) -> str:
     """Return the role of the answering agent: the organization's answering role, or the last agent that answers."""
     answer_roles = [agent.role for agent in run.agents if agent.answers]
-    return run.team.answer_role(answer_roles) or answer_roles[-1]
+    return run.team.sole_answer_role(answer_roles) or answer_roles[-1]
 
 
 def find_problem(run: RunSettings) -> str:
@@ -102,7 +102,7 @@ def find_problem(run: RunSettings) -> str:
     return ""
 
 
-def build_variants(run: RunSettings, weights: Mapping[str, str]) -> dict[str, TeamVariant]:
+def build_single_agent_variants(run: RunSettings, weights: Mapping[str, str]) -> dict[str, TeamVariant]:
     """Return the arms of the answering agent as a single agent, with trained weights and with the base's weights."""
     role = answer_role(run)
     policy = next(agent.policy for agent in run.agents if agent.role == role)
@@ -117,7 +117,7 @@ def compare_single_agent(context: ComparisonContext) -> list[ResultRow]:
     role = answer_role(context.run)
     return [
         row
-        for name, variant in build_variants(context.run, context.variant.weights).items()
+        for name, variant in build_single_agent_variants(context.run, context.variant.weights).items()
         for row in compare_at_budget(context, context.player, variant, name, role)
     ]
 

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from marft.agents.agents import Agents
 from marft.agents.game import Attempt
 from marft.agents.team import Team
 from marft.common import atomic
+from marft.common.atomic import digest_of_json
 from marft.common.prompt_history import PromptVersion
 from marft.common.types import Episode, JointAction, Observation, Task
 from marft.common.version import __version__
 from marft.config.interfaces.channel import Channel, Message
-from marft.config.interfaces.organization import Organization
+from marft.config.interfaces.organization import Agents, Organization
 from marft.config.run import RunSettings
 from marft.envs.tasks import digest_tasks
 from marft.evaluation.evaluate import ProgressCallback
@@ -56,14 +54,14 @@ class MutedChannel(Channel):
     channel: Channel
     roles: tuple[str, ...]
 
-    def carry(self, messages: Sequence[Message]) -> Sequence[Message | None]:
+    def transform(self, messages: Sequence[Message]) -> Sequence[Message | None]:
         """Return the team channel's output for other messages, and None for messages of ``roles``.
 
         >>> from marft.agents.channels import Raw
-        >>> MutedChannel(channel=Raw(), roles=("a",)).carry([Message("a", "no"), Message("b", "yes")])
+        >>> MutedChannel(channel=Raw(), roles=("a",)).transform([Message("a", "no"), Message("b", "yes")])
         [None, Message(role='b', text='yes')]
         """
-        carried = iter(self.channel.carry([message for message in messages if message.role not in self.roles]))
+        carried = iter(self.channel.transform([message for message in messages if message.role not in self.roles]))
         return [None if message.role in self.roles else next(carried) for message in messages]
 
 
@@ -224,7 +222,7 @@ class VariantPlayer:
             path = self._checkpoints[weights[policy]]
             if path is not None:
                 load_policies(path, self.rollouts.models, {policy: None})
-        self.rollouts.instruct(self._instructions(weights))
+        self.rollouts.set_prompt_versions(self._instructions(weights))
         self._version += 1
         self.rollouts.publish(self._version)
         self._loaded = dict(weights)
@@ -272,7 +270,7 @@ class VariantPlayer:
             self._settings,
         ]
         key_parts += [version.instructions for version in self._instructions(variant.weights)]
-        return hashlib.sha256(json.dumps(key_parts, sort_keys=True).encode()).hexdigest()[:32]
+        return digest_of_json(key_parts)[:32]
 
 
 def cache_key_settings(run: RunSettings) -> dict[str, object]:

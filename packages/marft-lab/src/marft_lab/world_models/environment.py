@@ -10,7 +10,7 @@ import numpy as np
 from marft.common.types import Episode, JointAction, Observation, Step, Task
 from marft.config.interfaces.environment import Environment, Split
 from marft_lab.world_models.interface import History, Outcome, Prediction, WorldModel
-from marft_lab.world_models.text_codec import action_text, extend_history, parse_observation
+from marft_lab.world_models.text_codec import action_text, decode_observation, extend_history
 
 UNCERTAINTY, TRUNCATED = "uncertainty", "cut"  # measures of imagined steps
 
@@ -22,14 +22,14 @@ class ModelEnvironment(Environment):
         model: fitted world model.
         start_histories: start history of each task, by task id.
         cutoff: uncertainty of the model above which an episode is truncated.
-        reads: roles whose texts affect the environment; () for all.
+        input_roles: roles whose texts affect the environment; () for all.
         memory: maximum observations in the model's input.
     """
 
     _model: WorldModel
     _start_histories: Mapping[str, History]
     _cutoff: float
-    _reads: Sequence[str]
+    _input_roles: Sequence[str]
     _memory: int
 
     def __init__(
@@ -37,19 +37,19 @@ class ModelEnvironment(Environment):
         model: WorldModel,
         start_histories: Mapping[str, History],
         cutoff: float,
-        reads: Sequence[str] = (),
+        input_roles: Sequence[str] = (),
         memory: int = 1,
     ) -> None:
         super().__init__()
         self._model, self._start_histories, self._cutoff = model, start_histories, cutoff
-        self._reads, self._memory = reads, memory
+        self._input_roles, self._memory = input_roles, memory
 
     def tasks(self, split: Split) -> Sequence[Task]:
         """Return the train split's tasks; no imagined task is ever held out."""
         if split != "train":
             return []
         return [
-            Task(name, parse_observation(history.observations[-1]).text)
+            Task(name, decode_observation(history.observations[-1]).text)
             for name, history in self._start_histories.items()
         ]
 
@@ -67,22 +67,22 @@ class ModelSession:
 
     async def reset(self) -> Observation:
         """Return the first observation."""
-        return parse_observation(self._history.observations[-1])
+        return decode_observation(self._history.observations[-1])
 
     async def step(self, actions: JointAction) -> Step:
         """Return a sampled step; a step above the uncertainty cutoff truncates the episode."""
         environment = self._environment
-        action = action_text(actions.actions, environment._reads)
+        action = action_text(actions.actions, environment._input_roles)
         prediction = environment._model.predict(self._history, action)
         measures = {UNCERTAINTY: prediction.uncertainty}
         if not prediction.outcomes or prediction.uncertainty > environment._cutoff:
-            observation = parse_observation(self._history.observations[-1])
+            observation = decode_observation(self._history.observations[-1])
             return Step(observation, 0.0, truncated=True, info={"measures": {**measures, TRUNCATED: 1.0}})
         outcome = sample_outcome(prediction, float(self._stream.random()))
         if outcome.next_observation:
             self._history = extend_history(self._history, action, outcome.next_observation, environment._memory)
         return Step(
-            parse_observation(outcome.next_observation) if outcome.next_observation else Observation(""),
+            decode_observation(outcome.next_observation) if outcome.next_observation else Observation(""),
             outcome.reward,
             terminated=not outcome.next_observation,
             agent_rewards=dict(outcome.agent_rewards),

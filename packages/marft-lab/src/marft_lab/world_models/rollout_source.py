@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from marft.agents.game import Attempt
+from marft.common.log import get_logger
 from marft.common.seeds import derive_seed, generator
 from marft.common.types import Episode
 from marft.rewards.groups import group_indices
@@ -30,6 +31,8 @@ from marft_lab.world_models.interface import History, WorldModel
 from marft_lab.world_models.settings import DynaSettings
 from marft_lab.world_models.text_codec import extract_transitions
 from marft_lab.world_models.trust import PredictionErrors, Trust, compute_errors
+
+logger = get_logger(__name__)
 
 
 class ImaginedRolloutSource(RolloutSourceWrapper):
@@ -60,24 +63,24 @@ class ImaginedRolloutSource(RolloutSourceWrapper):
         """Collect real episodes, test the model on them, fit the model to them, and add imagined episodes."""
         fresh = self._source.collect(state, on_done)
         real = [episode for episode in fresh.episodes if episode.is_scored]
-        if not fresh.credit_inputs:
+        if not fresh.training_episodes:
             return fresh
         was_enabled = self.model_state.trust.enabled
         errors = self._update_model(real, state.step)
+        self._log_trust(was_enabled, state.step, errors)
         imagined = self._play_imagined(state.step)
         usable = [episode for episode in imagined if episode.is_scored and not is_stopped_by_uncertainty(episode)]
         if self._run.algorithm.dynamic_sampling:
             groups = group_indices([episode.task.id for episode in usable])
             kept_groups = [group for group in groups if rewards_vary([usable[index] for index in group], self._run)]
             usable = [usable[index] for index in sorted(index for group in kept_groups for index in group)]
-        training_episodes = [*fresh.credit_inputs, *usable]
+        training_episodes = [*fresh.training_episodes, *usable]
         metrics = self._model_metrics(errors) | _episode_metrics(imagined, usable, len(training_episodes))
         return replace(
             fresh,
-            credit_inputs=training_episodes,
+            training_episodes=training_episodes,
             imagined=imagined,
             metrics={**fresh.metrics, **metrics},
-            notes=(*fresh.notes, *self._trust_notes(was_enabled, state.step, errors)),
         )
 
     def _update_model(self, real: Sequence[Episode], step: int) -> list[PredictionErrors]:
@@ -88,7 +91,7 @@ class ImaginedRolloutSource(RolloutSourceWrapper):
         returns = [{"": episode.total_reward, **local_rewards(episode)} for episode in real]
         settings, buffer = self._settings, self.model_state.buffer.add_returns(returns)
         episode_transitions = [
-            extract_transitions(episode, settings.reads, settings.history_length) for episode in real
+            extract_transitions(episode, settings.input_roles, settings.history_length) for episode in real
         ]
         widths = buffer.return_ranges
         errors = [
@@ -97,7 +100,7 @@ class ImaginedRolloutSource(RolloutSourceWrapper):
             if steps
         ]
         trust = Trust()
-        if settings.check:
+        if settings.auto_disable:
             trust = self.model_state.trust.update(errors, settings.error_tolerance, settings.false_alarm_rate)
         if self.model_state.trust.enabled and not trust.enabled:
             buffer = replace(buffer, transitions=())
@@ -126,13 +129,13 @@ class ImaginedRolloutSource(RolloutSourceWrapper):
             self.model,
             {f"{stream}/{number}": history for number, history in enumerate(groups)},
             settings.max_uncertainty,
-            settings.reads,
+            settings.input_roles,
             settings.history_length,
         )
         max_steps = min(settings.horizon, run.rollout.max_steps)
         critic = run.algorithm.critic.kind != "none"
         attempts = [
-            Attempt(task, stream, sample, critic_states=critic)
+            Attempt(task, stream, sample, record_critic_states=critic)
             for task, times in zip(environment.tasks("train"), groups.values(), strict=True)
             for sample in range(times * run.rollout.samples_per_task)
         ]
@@ -143,22 +146,23 @@ class ImaginedRolloutSource(RolloutSourceWrapper):
         _, everything = play_with_forks(run, play, attempts, ignore_episode)
         return [mark_imagined(episode) for episode in everything]
 
-    def _trust_notes(self, was_enabled: bool, step: int, errors: Sequence[PredictionErrors]) -> list[str]:
-        """Return notes about a change of the model's trust."""
+    def _log_trust(self, was_enabled: bool, step: int, errors: Sequence[PredictionErrors]) -> None:
+        """Log a change of the model's trust."""
         is_enabled = self.model_state.trust.enabled
         if is_enabled == was_enabled:
-            return []
+            return
         if is_enabled:
-            return [f"step {step + 1}: the world model is right of real episodes again, and is switched on"]
+            logger.warning(f"step {step + 1}: the world model is right of real episodes again, and is switched on")
+            return
         missed, off = (
             float(np.mean([getattr(error, name) for error in errors])) for name in ("missed", "reward_error")
         )
-        return [
+        logger.warning(
             f"step {step + 1}: the world model is wrong of real episodes before it has learned from them (it missed "
             f"{missed:.0%} of what came next, and rewards by {off:.2f}), and is switched off until it is right again; "
             "nothing is imagined meanwhile. Where that comes again, set a longer dyna.history_length, or another "
             "dyna.model"
-        ]
+        )
 
     def _model_metrics(self, errors: Sequence[PredictionErrors]) -> dict[str, float]:
         certain = [error for error in errors if error.steps]

@@ -33,7 +33,7 @@ class DynaSettings(TrainingSection):
         default=0.5, description="imagined fraction of the episodes of a step"
     )
     warmup_steps: NonNegativeCount = Field(default=1, description="first training steps, which only use real episodes")
-    ramp: NonNegativeCount = Field(
+    ramp_steps: NonNegativeCount = Field(
         default=0,
         description="training steps after the warmup with a linearly growing fraction; 0 for the full fraction at once",
     )
@@ -47,12 +47,12 @@ class DynaSettings(TrainingSection):
         default="first",
         description="starts of imagined episodes: first observations of real episodes, or any observed history",
     )
-    reads: Names = Field(default=(), description="roles whose texts affect the environment; [] for all")
+    input_roles: Names = Field(default=(), description="roles whose texts affect the environment; [] for all")
     history_length: SmallCount = Field(default=1, description="number of last observations that determine the next one")
     buffer_size: Annotated[int, Field(ge=100, le=1_000_000)] = Field(
         default=20_000, description="maximum transitions in the experience buffer, the newest"
     )
-    check: bool = Field(
+    auto_disable: bool = Field(
         default=True, description="True to disable the model automatically after wrong predictions of real episodes"
     )
     error_tolerance: Annotated[float, Field(ge=0, lt=1)] = Field(
@@ -77,12 +77,12 @@ class DynaSettings(TrainingSection):
     def share_at(self, step: int) -> float:
         """Return the imagined fraction of a training step; steps count from 0.
 
-        >>> settings = DynaSettings.model_construct(share=0.5, warmup_steps=2, ramp=4)
+        >>> settings = DynaSettings.model_construct(share=0.5, warmup_steps=2, ramp_steps=4)
         >>> [settings.share_at(step) for step in range(7)]
         [0.0, 0.0, 0.125, 0.25, 0.375, 0.5, 0.5]
         """
         ramp_steps = step - self.warmup_steps + 1
-        return 0.0 if ramp_steps <= 0 else self.share * min(1.0, ramp_steps / max(self.ramp, 1))
+        return 0.0 if ramp_steps <= 0 else self.share * min(1.0, ramp_steps / max(self.ramp_steps, 1))
 
     def extra_tasks(self, step: int, tasks: int) -> int:
         """Return the number of imagined tasks in a step with ``tasks`` real tasks."""
@@ -100,9 +100,9 @@ class DynaSettings(TrainingSection):
     def problems(self, run: RunSettings) -> Iterable[str]:
         """Yield problems of the settings."""
         roles = [agent.role for agent in run.agents]
-        for role in self.reads:
+        for role in self.input_roles:
             if role not in roles:
-                yield f"dyna.reads: no agent is called {role!r}{did_you_mean(role, roles)}"
+                yield f"dyna.input_roles: no agent is called {role!r}{did_you_mean(role, roles)}"
         yield from self.model.problems(roles)
         if run.rollout.workers:
             yield "dyna: imagined episodes are played in the run's own process; set rollout.workers = 0"

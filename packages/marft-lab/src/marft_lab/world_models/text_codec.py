@@ -12,10 +12,10 @@ from marft_lab.world_models.interface import History, ObservedTransition, Outcom
 MARK = "\0"  # first character of the text of a structured observation
 
 
-def observation_text(observation: Observation) -> str:
+def encode_observation(observation: Observation) -> str:
     """Return an observation as a single text; an observation with text only stays unchanged.
 
-    >>> observation_text(Observation("Rain.")), observation_text(Observation("Rain.", turn=("cook",)))
+    >>> encode_observation(Observation("Rain.")), encode_observation(Observation("Rain.", turn=("cook",)))
     ('Rain.', '\\x00{"options": {}, "text": "Rain.", "turn": ["cook"], "views": {}}')
     """
     plain = observation.text and not observation.text.startswith(MARK)
@@ -30,7 +30,7 @@ def observation_text(observation: Observation) -> str:
     return MARK + json.dumps(table, ensure_ascii=False, sort_keys=True)
 
 
-def parse_observation(text: str) -> Observation:
+def decode_observation(text: str) -> Observation:
     """Parse an observation's text."""
     if not text.startswith(MARK):
         return Observation(text)
@@ -39,18 +39,20 @@ def parse_observation(text: str) -> Observation:
     return Observation(table["text"], table["views"], tuple(table["turn"]), options)
 
 
-def action_text(actions: Sequence[Action], reads: Collection[str]) -> str:
+def action_text(actions: Sequence[Action], input_roles: Collection[str]) -> str:
     """Return a step's joint action as JSON text: the last text of each relevant agent.
 
     Args:
         actions: actions of the step, in the order of requests.
-        reads: roles whose texts affect the environment; empty for all.
+        input_roles: roles whose texts affect the environment; empty for all.
     """
-    texts = {action.agent: action.text.strip() for action in actions if not reads or action.agent in reads}
+    texts = {action.agent: action.text.strip() for action in actions if not input_roles or action.agent in input_roles}
     return json.dumps(texts, ensure_ascii=False, sort_keys=True)
 
 
-def extract_transitions(episode: Episode, reads: Collection[str], memory: int) -> list[ObservedTransition]:
+def extract_transitions(
+    episode: Episode, input_roles: Collection[str], history_length: int
+) -> list[ObservedTransition]:
     """Return the transitions of an episode with known outcomes.
 
     The last step of a truncated episode is left out, because its next observation is unknown. A failed episode has no
@@ -58,20 +60,21 @@ def extract_transitions(episode: Episode, reads: Collection[str], memory: int) -
 
     Args:
         episode: episode.
-        reads: roles whose texts affect the environment; empty for all.
-        memory: maximum observations in a history.
+        input_roles: roles whose texts affect the environment; empty for all.
+        history_length: maximum observations in a history.
     """
     if not episode.is_scored:
         return []
-    seen = [observation_text(transition.observation) for transition in episode.transitions]
+    seen = [encode_observation(transition.observation) for transition in episode.transitions]
     action_texts = [
-        action_text([action for action in episode.actions if action.step == step], reads) for step in range(len(seen))
+        action_text([action for action in episode.actions if action.step == step], input_roles)
+        for step in range(len(seen))
     ]
     ends = episode.status == "terminated"
     transitions = []
     for step, transition in enumerate(episode.transitions[: len(seen) if ends else -1]):
         last = step == len(seen) - 1
-        start = max(0, step + 1 - memory)
+        start = max(0, step + 1 - history_length)
         outcome = Outcome(
             "" if last else seen[step + 1],
             transition.reward,
@@ -83,7 +86,7 @@ def extract_transitions(episode: Episode, reads: Collection[str], memory: int) -
     return transitions
 
 
-def extend_history(history: History, action: str, next_observation: str, memory: int) -> History:
+def extend_history(history: History, action: str, next_observation: str, history_length: int) -> History:
     """Return the history after a step that did not end the episode."""
     observations, actions = (*history.observations, next_observation), (*history.actions, action)
-    return History(observations[-memory:], actions[len(actions) - (len(observations[-memory:]) - 1) :])
+    return History(observations[-history_length:], actions[len(actions) - (len(observations[-history_length:]) - 1) :])

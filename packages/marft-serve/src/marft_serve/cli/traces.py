@@ -160,13 +160,15 @@ def run_sft(
             stopped=stopped,
             held_out=result.held_out_loss,
             run=folder.path,
-            report=folder.report,
+            report=folder.report_path,
         )
         if stopped:
             out.print(f"stopped after step {step}. Go on with:  marft sft {folder.path} --resume")
             raise SystemExit(INTERRUPTED)
         last = folder.saved_steps()[-1]
-        out.print(f"step {result.steps}; held out: {result.held_out_loss:.4f} nats a token. See {folder.report}, or:")
+        out.print(
+            f"step {result.steps}; held out: {result.held_out_loss:.4f} nats a token. See {folder.report_path}, or:"
+        )
         out.print(f"  marft eval {folder.path}")
         out.print(f"  marft train {recipe.recipe} --init-from {last}")
 

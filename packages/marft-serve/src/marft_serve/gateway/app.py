@@ -19,7 +19,13 @@ from starlette.routing import Route
 
 from marft.agents.chat import Reply
 from marft.agents.streaming import ActionStart
-from marft_serve.gateway.errors import RequestError, chat_errors, episode_closed_error, invalid_error, not_found_error
+from marft_serve.gateway.errors import (
+    RequestError,
+    convert_chat_errors,
+    episode_closed_error,
+    invalid_error,
+    not_found_error,
+)
 from marft_serve.gateway.http import (
     METHODS,
     BodyLimits,
@@ -110,7 +116,7 @@ class Gateway(ModelApi):
         client_request = _build_client_request(request, role, parsed_request, body)
         if parsed_request.chat.constraint:
             check = await _call_on_loop(session, session.build_constraint_check, client_request)
-            with chat_errors():
+            with convert_chat_errors():
                 await asyncio.to_thread(check)  # compiling a grammar may take a second
         if parsed_request.stream:
             return await _stream_response(request, protocol, session, parsed_request, client_request)

@@ -46,7 +46,7 @@ class RequestError(Exception):
 
 
 @contextmanager
-def chat_errors() -> Iterator[None]:
+def convert_chat_errors() -> Iterator[None]:
     """Context manager that converts errors from the chat renderer or the engine."""
     try:
         yield

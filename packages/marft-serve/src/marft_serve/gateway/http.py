@@ -1,12 +1,17 @@
 """HTTP code shared by the gateway and ``marft serve``: endpoints, request bodies, event streams and errors.
 
-For a new endpoint, add an entry to ``ENDPOINTS`` and its format in :mod:`marft_serve.gateway.protocol`.
+For a new endpoint, add an entry to ``ENDPOINTS``. Add its format, a :class:`Protocol`, in
+:mod:`marft_serve.gateway.protocol` if no existing one fits. A new kind of action also needs
+
+- its name in the ``Literal`` of :attr:`Endpoint.action`, and in ``actions`` of :class:`ModelApi`;
+- an abstract method of :class:`ModelApi`;
+- that method in both apps: ``Gateway`` (``gateway/app.py``) and ``App`` (``serving/app.py``, which calls
+  ``serving/team_handler.py``).
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +27,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from marft.common.log import get_logger
 from marft.common.texts import replace_surrogates
 from marft_serve.gateway.errors import RequestError, invalid_error
 from marft_serve.gateway.protocol.anthropic import CountTokensRequest, Messages
@@ -30,6 +36,7 @@ from marft_serve.gateway.protocol.chat_completions import ChatCompletions
 from marft_serve.gateway.protocol.parsing import ClientMessage
 from marft_serve.gateway.protocol.responses import Responses
 
+logger = get_logger(__name__)
 T = TypeVar("T")
 LARGE_BODY_BYTES = 2**15  # bytes; larger bodies are parsed on a thread
 UNSUPPORTED_PATHS = {  # common paths of other APIs, with the error message for each
@@ -69,12 +76,12 @@ class BodyLimits:
     """Limits on a request body.
 
     Args:
-        body_bytes: maximum size in bytes.
-        body_seconds: timeout for the whole body, in seconds.
+        max_body_bytes: maximum size in bytes.
+        body_timeout_seconds: timeout for the whole body, in seconds.
     """
 
-    body_bytes: int = 4 * 2**20
-    body_seconds: float = 30.0
+    max_body_bytes: int = 4 * 2**20
+    body_timeout_seconds: float = 30.0
 
 
 async def read_body(request: Request, limits: BodyLimits) -> bytes:
@@ -83,19 +90,19 @@ async def read_body(request: Request, limits: BodyLimits) -> bytes:
     Raises:
         RequestError: the body is too large, or did not arrive within the timeout.
     """
-    max_bytes, body = limits.body_bytes, bytearray()
+    max_bytes, body = limits.max_body_bytes, bytearray()
     too_large = RequestError(413, "request_too_large", f"a request has at most {max_bytes} bytes")
     with suppress(ValueError):
         if int(request.headers.get("content-length", "0")) > max_bytes:
             raise too_large
     try:
-        async with asyncio.timeout(limits.body_seconds):
+        async with asyncio.timeout(limits.body_timeout_seconds):
             async for part in request.stream():
                 body += part
                 if len(body) > max_bytes:
                     raise too_large
     except TimeoutError:
-        seconds = f"{limits.body_seconds:g} s"
+        seconds = f"{limits.body_timeout_seconds:g} s"
         raise RequestError(408, "request_timeout", f"the body did not come in {seconds}") from None
     except ClientDisconnect:
         raise invalid_error("the body ended before it was whole") from None
@@ -137,7 +144,7 @@ def get_protocol(path: str) -> Protocol:
 
 def internal_error(error: Exception) -> RequestError:
     """Log an internal error and return a generic error for the client."""
-    logging.getLogger("marft").error("a request could not be answered", exc_info=error)
+    logger.error("a request could not be answered", exc_info=error)
     return RequestError(500, "internal_error", "the server could not answer this request; its log says why")
 
 

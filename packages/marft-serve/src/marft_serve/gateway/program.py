@@ -13,7 +13,7 @@ from urllib.parse import quote
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from marft.agents.agents import Agents, Outcome
+from marft.agents.agents import Outcome, TeamAgents
 from marft.agents.environment_calls import RefusedError
 from marft.agents.loop_threads import CallTimeoutError, LoopThread, UserCodeError
 from marft.agents.task_copies import copy_data
@@ -22,10 +22,9 @@ from marft.common.packages import install_command
 from marft.common.types import JointAction, Observation, Task
 from marft.config.agents import Strings
 from marft.config.endpoint import is_server_url
-from marft.config.interfaces.organization import Organization
+from marft.config.interfaces.organization import Agents, Organization
 from marft.config.paths import resolve_recipe_path
-from marft.config.plugins import import_object
-from marft.config.python_objects import ImportPath
+from marft.config.plugins import FunctionPath, import_object
 from marft.config.settings import Count, NonEmptyString, NonNegativeCount, Positive
 from marft_serve.gateway.client import Client, Clients
 from marft_serve.gateway.program_runner import call_function, mask_secrets, run_command
@@ -56,7 +55,7 @@ class Program(Organization):
 
     writes_prompts: ClassVar[bool] = True
     own_timeout: ClassVar[bool] = True
-    call: ImportPath = Field(default="", description="import path of a function of the task and the clients by role")
+    call: FunctionPath = Field(default="", description="import path of a function of the task and the clients by role")
     command: Strings = Field(
         default=(),
         description="or a command, with the task as JSON on standard input and the clients in environment variables",
@@ -74,10 +73,10 @@ class Program(Organization):
             "longer wait for this program, if requests are admitted in order."
         ),
     )
-    tokens: NonNegativeCount = Field(
+    max_tokens: NonNegativeCount = Field(
         default=0, description="maximum number of sampled tokens per episode, over all agents; 0: no limit"
     )
-    requests: NonNegativeCount = Field(default=0, description="maximum number of requests per episode; 0: no limit")
+    max_requests: NonNegativeCount = Field(default=0, description="maximum number of requests per episode; 0: no limit")
     host: NonEmptyString = Field(
         default="127.0.0.1", description="host that the gateway listens on; default: this machine only"
     )
@@ -89,15 +88,8 @@ class Program(Organization):
             '"http://host.docker.internal:8123"; "": host and port'
         ),
     )
-    body_bytes: Count = Field(default=4_194_304, description="maximum size of a request body, in bytes")
-    body_seconds: Positive = Field(default=30.0, description="timeout for receiving a request body, in seconds")
-
-    @field_validator("call")
-    @classmethod
-    def _check_callable(cls, path: str, info: ValidationInfo) -> str:
-        if path and not callable(import_object(path, info.context)):
-            raise PydanticCustomError("call", "{path} is no function", {"path": repr(path)})
-        return path
+    max_body_bytes: Count = Field(default=4_194_304, description="maximum size of a request body, in bytes")
+    body_timeout_seconds: Positive = Field(default=30.0, description="timeout for receiving a request body, in seconds")
 
     @field_validator("public_url")
     @classmethod
@@ -155,7 +147,9 @@ class Program(Organization):
         from marft_serve.gateway.app import Gateway
         from marft_serve.gateway.http import BodyLimits  # needs an extra; reading a recipe does not
 
-        return Gateway(self.host, self.port, BodyLimits(self.body_bytes, self.body_seconds), self.public_url)
+        return Gateway(
+            self.host, self.port, BodyLimits(self.max_body_bytes, self.body_timeout_seconds), self.public_url
+        )
 
     def _search_path(self) -> str:
         return os.pathsep.join([os.environ.get("PATH", os.defpath), self.folder])
@@ -188,10 +182,11 @@ class ProgramEpisode(Organization):
         """
         from marft_serve.gateway.session import Limits, Session
 
+        assert isinstance(agents, TeamAgents)
         program, outside = self._program, agents.external_context()
         if self._session is None:
             self._gateway = outside.threads.get_shared("gateway", program.start_gateway)
-            self._session = Session(Limits(program.tokens, program.requests, program.idle_timeout_seconds))
+            self._session = Session(Limits(program.max_tokens, program.max_requests, program.idle_timeout_seconds))
         assert self._gateway is not None, "the session came with it"
         self._gateway.end_step(self._session)
         self._session.renew_secret()
@@ -237,14 +232,14 @@ class ProgramEpisode(Organization):
         )
         return await thread.call_user_code(run, timeout=program.timeout_seconds, passthrough=RefusedError)
 
-    def _build_clients(self, agents: Agents) -> Clients:
+    def _build_clients(self, agents: TeamAgents) -> Clients:
         return Clients(
             {
                 handle.role: Client(
                     f"{self._address}/{quote(handle.role, safe='')}/v1",
                     "none",
                     handle.agent.policy,
-                    handle.agent.profile.instructions,
+                    handle.profile.instructions,
                     f"{self._address}/waiting",
                 )
                 for handle in agents

@@ -13,7 +13,6 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
 from urllib.parse import urlsplit
 
 from marft.agents.agents import Grade, Outcome
@@ -135,7 +134,7 @@ def parse_outcome(result: object, roles: Collection[str], grades: bool) -> Outco
         RefusedError: the result is invalid, has a reward although the environment grades, or lacks a reward although
             the program grades.
     """
-    table: Mapping[Any, Any] = result if isinstance(result, Mapping) else {"answer": result}
+    table: Mapping[object, object] = result if isinstance(result, Mapping) else {"answer": result}
     if isinstance(result, bool | int | float) and grades:
         table = {"reward": result}
     unknown = [key for key in table if key not in OUTCOME_KEYS]

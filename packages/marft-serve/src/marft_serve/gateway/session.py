@@ -8,22 +8,22 @@ else, or has ended.
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from marft.agents.agents import AgentHandle, Agents
+from marft.agents.agents import TeamAgentHandle, TeamAgents
 from marft.agents.chat import Chat, ChatRefusedError, Reply
 from marft.agents.chat_history import check_constraint, count_chat_tokens
 from marft.agents.prompt_messages import Renderer
 from marft.agents.streaming import TokenStream
+from marft.common.log import get_logger
 from marft.common.types import Observation
 from marft_serve.gateway.errors import (
     RequestError,
-    chat_errors,
+    convert_chat_errors,
     episode_closed_error,
     limit_exceeded_error,
     not_found_error,
@@ -31,6 +31,7 @@ from marft_serve.gateway.errors import (
 from marft_serve.gateway.protocol.parsing import ClientMessage
 from marft_serve.gateway.stream_buffer import StreamBuffer
 
+logger = get_logger(__name__)
 GRACE_SECONDS = 0.5  # timeout for cancelled requests to finish
 
 
@@ -136,7 +137,7 @@ class Exchange:
     num_waiting: int = 0
 
     @property
-    def pending(self) -> bool:
+    def is_pending(self) -> bool:
         """True while a client waits for the actions."""
         return self.num_waiting > 0 and not self.actions.done()
 
@@ -146,13 +147,13 @@ class Limits:
     """Limits of an episode.
 
     Args:
-        tokens: maximum number of sampled tokens over all agents; limits the length of each action. 0: no limit.
-        requests: maximum number of requests. 0: no limit.
+        max_tokens: maximum number of sampled tokens over all agents; limits the length of each action. 0: no limit.
+        max_requests: maximum number of requests. 0: no limit.
         wait_seconds: maximum idle time of a program before requests of other episodes proceed, in seconds.
     """
 
-    tokens: int = 0
-    requests: int = 0
+    max_tokens: int = 0
+    max_requests: int = 0
     wait_seconds: float = 60.0
 
 
@@ -173,13 +174,13 @@ class Session:
         self.conversations: dict[
             str, dict[str, tuple[ClientMessage, ...]]
         ] = {}  # by role; only for the gateway's thread
-        self._agents: Agents | None = None
+        self._agents: TeamAgents | None = None
         self._observation = Observation("")
         self._in_flight: set[Exchange] = set()
         self._by_key: dict[tuple[str, str], Exchange] = {}  # by role and idempotency key
         self._by_digest: dict[bytes, list[Exchange]] = {}  # by digest, for retries without a key
         self._request_count = 0
-        self._budget = Budget(limits.tokens)
+        self._budget = Budget(limits.max_tokens)
         self._external_wait: Callable[[], AbstractContextManager[None]] | None = None
         self._wait_stack, self._holds_wait = ExitStack(), False
         self._is_waiting = False
@@ -190,7 +191,7 @@ class Session:
         self.secret = secrets.token_urlsafe(24)
         self.secrets.append(self.secret)
 
-    def begin_step(self, agents: Agents, observation: Observation) -> None:
+    def begin_step(self, agents: TeamAgents, observation: Observation) -> None:
         """Start a step; its program may send requests from now on."""
         self._agents, self._observation = agents, observation
         self._external_wait, self._is_waiting = agents.external_context().external_wait, False
@@ -237,7 +238,7 @@ class Session:
             RequestError: the episode is over or has no such role, or the chat cannot be rendered.
         """
         renderer, policy = self._get_renderer(request)
-        with chat_errors():
+        with convert_chat_errors():
             return count_chat_tokens(renderer, policy, request.chat)
 
     def build_constraint_check(self, request: ClientRequest) -> Callable[[], None]:
@@ -278,13 +279,13 @@ class Session:
         except RequestError:
             raise
         except Exception as error:  # the episode fails with this error and reports it
-            logging.getLogger("marft").exception("an action of %s failed, and its episode with it", request.role)
+            logger.exception("an action of %s failed, and its episode with it", request.role)
             raise RequestError(500, "episode_failed", "the action failed, and the episode with it") from error
         finally:
             exchange.num_waiting -= 1
             self._update_wait()
 
-    def _get_agents(self, secret: str) -> Agents:
+    def _get_agents(self, secret: str) -> TeamAgents:
         if self._agents is None or secret != self.secret:
             raise episode_closed_error()
         return self._agents
@@ -296,7 +297,7 @@ class Session:
         assert renderer is not None, "seats of a game have one"
         return renderer, policy
 
-    def _get_handle(self, role: str, secret: str) -> AgentHandle:
+    def _get_handle(self, role: str, secret: str) -> TeamAgentHandle:
         handle = next((candidate for candidate in self._get_agents(secret) if candidate.role == role), None)
         if handle is None:
             raise not_found_error()
@@ -328,8 +329,8 @@ class Session:
 
     def _start_exchange(self, request: ClientRequest) -> Exchange:
         handle = self._get_handle(request.role, request.secret)
-        if self.limits.requests and self._request_count + request.count > self.limits.requests:
-            raise limit_exceeded_error("requests", self.limits.requests)
+        if self.limits.max_requests and self._request_count + request.count > self.limits.max_requests:
+            raise limit_exceeded_error("requests", self.limits.max_requests)
         self._request_count += request.count
         live_actions = [TokenStream() for _ in range(request.count)] if request.stream_buffer else []
         exchange = Exchange(
@@ -344,11 +345,11 @@ class Session:
         return exchange
 
     async def _run_actions(
-        self, handle: AgentHandle, request: ClientRequest, live_actions: Sequence[TokenStream]
+        self, handle: TeamAgentHandle, request: ClientRequest, live_actions: Sequence[TokenStream]
     ) -> list[Reply]:
         max_tokens, replies = handle.agent.sampling.max_new_tokens, list[Reply]()
         share = await self._budget.reserve(request.count, min(max_tokens, request.chat.max_tokens or max_tokens))
-        chat = replace(request.chat, max_tokens=share) if self.limits.tokens else request.chat
+        chat = replace(request.chat, max_tokens=share) if self.limits.max_tokens else request.chat
         try:
             chats = [replace(chat, token_stream=live) for live in live_actions] or [chat] * request.count
             pending = [handle.reply(self._observation, chat) for chat in chats]
@@ -381,7 +382,7 @@ class Session:
         busy = (
             self._agents is not None
             and not self._is_waiting
-            and not any(exchange.pending for exchange in self._in_flight)
+            and not any(exchange.is_pending for exchange in self._in_flight)
         )
         if busy == self._holds_wait:
             return

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from marft.agents.environment_calls import RefusedError
 from marft.agents.task_copies import copy_task
@@ -154,7 +154,10 @@ class Session:
         return await turn
 
     def _set_episode(self, episode: Episode) -> None:
-        self._events.put(lambda: setattr(self, "episode", episode))
+        def store_episode() -> None:
+            self.episode = episode
+
+        self._events.put(store_episode)
 
     def _process_event(self) -> None:
         self._events.get()()
@@ -195,7 +198,7 @@ class Gateway:
         checkpoint: str = "",
         record: str | Path | None = None,
         timeout: float = DEFAULT_TIMEOUT,
-        given: Iterable[Any] = (),
+        given: Iterable[object] = (),
         **more: object,
     ) -> None:
         if record is not None:
@@ -271,14 +274,13 @@ class Gateway:
 
     def _serve(self, weights: Path | None) -> None:
         from marft.rollout.local_runner import LocalRolloutRunner
-        from marft_serve.serving.loader import load_weights
 
         try:
             with LocalRolloutRunner(self.run) as rollouts:
-                load_weights(rollouts, self.run, weights)
+                rollouts.load_checkpoint(weights)
                 rollouts.publish(0)
                 rollouts.wait_for(self._run_until_closed(rollouts))
-        except Exception as error:
+        except Exception as error:  # the waiting thread raises it
             if self._started.done():
                 raise
             self._started.set_exception(error)

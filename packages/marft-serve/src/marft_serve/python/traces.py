@@ -10,7 +10,6 @@ from marft.cli.python.arguments import check_roles, to_paths
 from marft.cli.python.commands import (
     RecipeChanges,
     RecipeLike,
-    WarningCallback,
     explain_file_errors,
     load_recipe,
     resolve_run,
@@ -19,6 +18,7 @@ from marft.cli.python.commands import (
 from marft.cli.python.run import Run
 from marft.common.callbacks import Callback
 from marft.common.errors import UserError
+from marft.common.log import get_logger
 from marft.config.load import override_keys
 from marft.config.run import RunSettings
 from marft.runs.run_folder import RunFolder
@@ -27,6 +27,7 @@ from marft_serve.traces.settings import SftSettings
 if TYPE_CHECKING:
     from marft_serve.traces.scores import Scores
 
+logger = get_logger(__name__)
 Traces = str | Path | Sequence[str | Path]
 
 
@@ -44,7 +45,7 @@ def score(
     """Score traces with a recipe's environment and reward terms, without a model.
 
     The episodes are saved as a run for :func:`marft.load_run`, by default in ``runs/<name>-score``. Skipped items
-    cause warnings.
+    are logged.
 
     Args:
         recipe: a recipe or a run, as for :func:`marft.load_recipe`.
@@ -66,10 +67,10 @@ def score(
         from marft_serve.traces.scores import score_traces
         from marft_serve.traces.types import SkipCounter
 
-        skip_counter, callback = SkipCounter(), WarningCallback()
+        skip_counter = SkipCounter()
         scores = score_traces(run, folder, skip_counter, overwrite=overwrite)
         for line in skip_counter.format_lines():
-            callback.on_note(f"left out: {line}")
+            logger.warning(f"left out: {line}")
     return scores
 
 
@@ -124,7 +125,7 @@ def _resolve_run(
     traces: Traces,
     changes: RecipeChanges,
     roles: Mapping[str, str] | None,
-    given: Iterable[Any],
+    given: Iterable[object],
     more: Mapping[str, object],
     command: str,
 ) -> tuple[RunSettings, RunFolder | None]:

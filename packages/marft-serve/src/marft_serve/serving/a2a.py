@@ -78,7 +78,7 @@ def build_agent_routes(app: App, served_team: ServedTeam, address: str = "") -> 
         """Return the agent card for a base URL."""
         return build_agent_card(app.handler, served_team, bool(app.options.token), base.rstrip("/") + A2A_PATH)
 
-    handler = Handler(TeamExecutor(app), BoundedTaskStore(), build_card(address))
+    handler = A2aRequestHandler(TeamExecutor(app), BoundedTaskStore(), build_card(address))
     rpc = create_jsonrpc_routes(handler, A2A_PATH, enable_v0_3_compat=True)[0].endpoint
 
     async def answer_call(request: Request) -> Response:
@@ -183,7 +183,7 @@ def _build_message(updater: StatusUpdater, text: str, metadata: Mapping[str, obj
     return updater.new_agent_message([Part(text=text)], dict(metadata))
 
 
-class Handler(DefaultRequestHandler):
+class A2aRequestHandler(DefaultRequestHandler):
     """Request handler with immediate A2A errors for unsupported requests."""
 
     def __init__(self, executor: TeamExecutor, store: BoundedTaskStore, card: AgentCard) -> None:
@@ -218,7 +218,10 @@ def check_message(params: SendMessageRequest) -> None:
     """Check that a team can work on a message.
 
     Raises:
-        A2AError: it cannot; the error type gives the reason.
+        PushNotificationNotSupportedError: it asks for push notifications.
+        ContentTypeNotSupportedError: it has another content type than text, or asks for another one.
+        UnsupportedOperationError: it continues a task.
+        InvalidParamsError: it has no text.
     """
     modes, message = params.configuration.accepted_output_modes, params.message
     if params.configuration.HasField("task_push_notification_config"):

@@ -47,7 +47,7 @@ class TeamServer(MCPServer[Any]):
         raise MCPError(INVALID_PARAMS, f"there is no such prompt: a team has one tool, {TOOL_NAME}")
 
 
-def build_team_server(app: App) -> MCPServer[Any]:
+def build_team_server(app: App) -> MCPServer[object]:
     """Return a server with one tool, from a task to the team's answer; calls share the request queue."""
     name = app.handler.team_names[0]
     null_handler = logging.NullHandler()
@@ -73,7 +73,7 @@ def build_team_server(app: App) -> MCPServer[Any]:
     return server
 
 
-def combine_apps(app: App, server: MCPServer[Any]) -> ASGIApp:
+def combine_apps(app: App, server: MCPServer[object]) -> ASGIApp:
     """Combine an app with an MCP server at ``/mcp``, under the same token."""
     security = TransportSecuritySettings(enable_dns_rebinding_protection=False)  # the app checks access itself
     inner = server.streamable_http_app(
@@ -99,7 +99,7 @@ def combine_apps(app: App, server: MCPServer[Any]) -> ASGIApp:
     return OriginMiddleware(route, app)
 
 
-def _build_lifespan(server: MCPServer[Any]) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
+def _build_lifespan(server: MCPServer[object]) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         """Run the MCP server's session manager."""

@@ -46,7 +46,7 @@ class ServeOptions:
     concurrency: int = 32
     queue: int = 256
     timeout_seconds: float = 600.0
-    grace: int = 30
+    grace_seconds: int = 30
     record: Path | None = None
     mcp: str = ""
     a2a: bool = False
@@ -96,7 +96,7 @@ def format_startup(address: str, models: Sequence[str], options: ServeOptions) -
 class Sidecar(Protocol):
     """Sidecar that runs next to a server and yields to its requests."""
 
-    def busy(self, requests: int) -> None:
+    def set_active_requests(self, requests: int) -> None:
         """Report the number of running and waiting requests.
 
         The server calls this method on its own thread, so it must return immediately.
@@ -111,7 +111,7 @@ class Sidecar(Protocol):
 class NoSidecar:
     """Sidecar without any function."""
 
-    def busy(self, requests: int) -> None:
+    def set_active_requests(self, requests: int) -> None:
         """Do nothing."""
 
     def close(self) -> None:

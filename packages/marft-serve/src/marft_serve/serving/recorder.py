@@ -5,9 +5,7 @@ Replays need no tool servers, because the definitions are stored with the sessio
 
 from __future__ import annotations
 
-import hashlib
 import json
-import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -17,12 +15,14 @@ from typing import Any
 
 from marft.common import atomic
 from marft.common.errors import UserError
+from marft.common.log import get_logger
 from marft.common.texts import format_error, single_line
 from marft.common.types import Episode, Tool
 from marft.config.interfaces.tools import ToolSource
 from marft.config.plugins import Plugin
 from marft.runs.episode_files import write_episodes
 
+logger = get_logger(__name__)
 SESSIONS_PER_FILE = 64  # sessions per file
 FLUSH_SECONDS = 10.0  # maximum seconds before waiting sessions are written
 TOOLS_FILE = "tools.json"
@@ -86,7 +86,7 @@ class Recorder:
         except (OSError, ValueError) as error:  # a full disk, or an id that a file cannot store
             self.on_dropped(len(episodes))
             message = single_line(format_error(error))
-            logging.getLogger("marft").warning("%d sessions could not be recorded: %s", len(episodes), message)
+            logger.warning("%d sessions could not be recorded: %s", len(episodes), message)
 
 
 def compute_digest(source: Plugin) -> str:
@@ -94,8 +94,7 @@ def compute_digest(source: Plugin) -> str:
 
     The source's recipe table is not stored, because it may contain secrets.
     """
-    table = source.model_dump(mode="json", exclude_none=True)
-    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
+    return atomic.digest_of_json(source.model_dump(mode="json", exclude_none=True))
 
 
 def write_tools(folder: Path, plugins: Mapping[str, Plugin], sources: Mapping[str, ToolSource]) -> None:

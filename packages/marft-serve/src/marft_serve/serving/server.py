@@ -55,7 +55,7 @@ def run_server(
 
         async def serve() -> None:
             """Run the server on the engine's event loop."""
-            app = App(handler, asyncio.get_running_loop(), options, sidecar.busy)
+            app = App(handler, asyncio.get_running_loop(), options, sidecar.set_active_requests)
             if recorder:
                 recorder.on_dropped = app.metrics.unrecorded.inc
             await _run_until_signal(
@@ -127,7 +127,7 @@ def _open_listener(app: App, served_team: ServedTeam) -> Listener | StdioServer:
         if options.mcp == "stdio":
             return StdioServer(server)
         asgi = combine_apps(app, server)
-    return Listener(asgi, options.host, options.port, SERVER_LABEL, options.grace, lifespan=bool(options.mcp))
+    return Listener(asgi, options.host, options.port, SERVER_LABEL, options.grace_seconds, lifespan=bool(options.mcp))
 
 
 class StdioServer:

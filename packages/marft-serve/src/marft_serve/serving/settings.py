@@ -130,7 +130,7 @@ def build_served_table(recipe: Mapping[str, Any]) -> dict[str, Any]:
             )
     table = _drop_unused_policies({key: recipe[key] for key in SERVING_KEYS if key in recipe})
     rollout = recipe.get("rollout", {})
-    table["rollout"] = {key: rollout[key] for key in ("timeout_seconds",) if key in rollout}
+    table["rollout"] = {"timeout_seconds": rollout["timeout_seconds"]} if "timeout_seconds" in rollout else {}
     table["environment"] = {"name": "marft_serve.serving.settings:Questions"}
     engine = {"kind": "local", **recipe.get("engine", {})}
     table["engine"] = {**engine, "admission": "continuous"} if engine["kind"] == "local" else engine

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from marft.agents.agents import Agent, Agents
+from marft.agents.agents import Agent, TeamAgents
 from marft.agents.chat import Chat, ChatRefusedError, Reply
 from marft.agents.chat_history import check_constraint, count_chat_tokens
 from marft.agents.conversation import find_stop_string
@@ -26,17 +25,19 @@ from marft.agents.prompt_messages import ChatMessage
 from marft.agents.streaming import TokenStream
 from marft.agents.team import Team
 from marft.common.errors import UserError
+from marft.common.log import get_logger
 from marft.common.texts import single_line
 from marft.common.types import Action, Episode, JointAction, Observation, SamplingParams, Step, Task
 from marft.config.agents import MIN_TEMPERATURE
 from marft.config.interfaces.channel import Message
 from marft.config.interfaces.engine import engine_problem
 from marft.config.interfaces.environment import Environment, Split
-from marft.config.interfaces.organization import Organization
-from marft_serve.gateway.errors import RequestError, chat_errors
+from marft.config.interfaces.organization import Agents, Organization
+from marft_serve.gateway.errors import RequestError, convert_chat_errors
 from marft_serve.gateway.protocol.base import ParsedRequest
 from marft_serve.gateway.protocol.parsing import unsupported_error
 
+logger = get_logger(__name__)
 STREAM = "serve"
 TEAM_ALIAS = "team"
 APPLIED_OPTIONS = ("temperature", "top_p", "top_k", "seed")
@@ -110,7 +111,7 @@ class TeamHandler:
             raise unsupported_error("tools", "the team has its own, or none; ask a role")
         if request.count > 1:
             raise unsupported_error("n", "a team answers once; ask it so many times")
-        if chat.pieces:
+        if chat.return_token_texts:
             raise unsupported_error("logprobs", "they are of one agent; ask a role")
         if chat.prefix:
             raise unsupported_error("messages", "a team answers anew; ask a role to continue a turn")
@@ -125,7 +126,7 @@ class TeamHandler:
         Raises:
             RequestError: the constraint is not supported.
         """
-        with chat_errors():
+        with convert_chat_errors():
             check_constraint(self.game.renderer, self.game.team.agent(model).policy, request.chat)
 
     async def count_tokens(self, model: str, request: ParsedRequest) -> int:
@@ -139,7 +140,7 @@ class TeamHandler:
             raise unsupported_error("model", "the agents of a team read each something else; ask a role")
         agent = self.game.team.agent(model)
         chat = replace(request.chat, messages=_add_instructions(request.chat.messages, agent))
-        with chat_errors():
+        with convert_chat_errors():
             return count_chat_tokens(self.game.renderer, agent.policy, chat)
 
     async def answer(
@@ -219,15 +220,15 @@ class TeamHandler:
         seeded_task = task if seed is None else replace(task, id=f"seed {seed}")
         try:
             episode = await play(game, Attempt(seeded_task, STREAM))
-        except Exception as error:
-            logging.getLogger("marft").exception("%s could not be played", task.id)
+        except Exception as error:  # the server goes on with other requests
+            logger.exception("%s could not be played", task.id)
             raise self._failure_error("the request could not be answered; the server's log says why") from error
         actions = [replace(action, key=action.key._replace(task=task.id)) for action in episode.actions]
         episode = replace(episode, task=task, actions=tuple(actions))
         answer = question.answer.id if question and question.answer else ""
         self._record(replace(episode, transitions=(), answer=answer))  # ungraded: the reward is unknown
         if not episode.is_scored:
-            logging.getLogger("marft").warning("%s: %s: %s", task.id, episode.status, single_line(episode.error))
+            logger.warning("%s: %s: %s", task.id, episode.status, single_line(episode.error))
             message = "the team could not answer; the server's log says why"
             raise (
                 RequestError(504, "timeout", message) if episode.status == "timed_out" else self._failure_error(message)
@@ -308,6 +309,7 @@ class SingleAgentOrganization(Organization):
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
         """Request one reply per choice."""
+        assert isinstance(agents, TeamAgents)
         pending = [agents[self._role].reply(observation, chat) for chat in self._chats]
         try:
             self._replies = list(await asyncio.gather(*pending))
@@ -344,7 +346,7 @@ class _ProgressWatcher:
 
 def find_answer_role(team: Team) -> str:
     """Return the role that gives the team's answer; "" if only the finished episode shows it."""
-    return team.organization.answer_role([agent.role for agent in team.agents if agent.profile.answers])
+    return team.organization.sole_answer_role([agent.role for agent in team.agents if agent.profile.answers])
 
 
 def build_task_text(messages: Sequence[ChatMessage]) -> str:

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from marft.agents.prompt_messages import ChatMessage, format_message
 from marft.common.errors import UserError
 from marft.common.reasoning import measure_reasoning, strip_delimiters
-from marft.common.texts import replace_surrogates
+from marft.common.texts import parse_json_text, replace_surrogates
 from marft.common.types import Tool, ToolCall
 from marft.config.interfaces.channel import Message
 from marft.inference.tool_format import MAX_DEPTH, exceeds_depth
 from marft_serve.gateway.errors import RequestError
 from marft_serve.gateway.protocol.parsing import ClientMessage, ClientToolCall, build_chat_messages, join_parts
-from marft_serve.traces.types import DEFAULT_AGENT_NAME, UnreadableError, parse_json_text
+from marft_serve.traces.types import DEFAULT_AGENT_NAME, UnreadableError
 
 ROLES = {
     "system": "system", "developer": "system", "user": "user", "human": "user", "assistant": "assistant",

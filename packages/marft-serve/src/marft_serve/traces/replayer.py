@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from marft.agents.agents import Agent, Agents
+from marft.agents.agents import Agent, TeamAgents
 from marft.agents.chat import Chat, ChatRefusedError
 from marft.agents.game import Attempt, Game
 from marft.agents.loop_threads import LoopThreadPool
@@ -42,7 +42,7 @@ from marft.common.types import (
     VersionRange,
 )
 from marft.config.interfaces.environment import Split
-from marft.config.interfaces.organization import Organization
+from marft.config.interfaces.organization import Agents, Organization
 from marft.config.interfaces.tools import StatelessSource
 from marft.config.run import RunSettings
 from marft.envs.game_runtime import GameRuntime, open_terms
@@ -50,7 +50,7 @@ from marft.envs.tasks import read_tasks
 from marft.inference.caller_thread import CallerThreadExecutor
 from marft.inference.renderer import ChatRenderer
 from marft.inference.runtime import build_renderer
-from marft.models.tokenizer_format import TokenizerFormat, load_formats
+from marft.models.tokenizer_format import TokenizerFormat, load_tokenizer_formats
 from marft.trainer.learner import TRACES
 from marft_serve.serving.team_handler import RequestEnvironment
 from marft_serve.traces.roles import RoleMapping, check_roles
@@ -135,7 +135,7 @@ class ReplayEngine:
         """
         del sampling
         turn = self._take_next_turn(key)
-        answer_ids = self.renderer.option(policy, turn.text.strip())
+        answer_ids = self.renderer.tokenize_option(policy, turn.text.strip())
         chosen = next((n for n, option in enumerate(options) if np.array_equal(option.tokens, answer_ids)), None)
         if chosen is None:
             raise EpisodeFailedError(
@@ -183,10 +183,11 @@ class ReplayOrganization(Organization):
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
         """Replay every turn in order, within a single environment step."""
+        assert isinstance(agents, TeamAgents)
         ids: dict[str, str] = {}
         for role, turn in self._engine.turns:
             sees = tuple(ids[name] for name in turn.parents if name in ids) or None
-            chat = Chat(turn.messages, turn.tools, calls=bool(turn.calls), sees=sees)
+            chat = Chat(turn.messages, turn.tools, parse_calls=bool(turn.calls), sees=sees)
             try:
                 self._check_turn(agents[role].agent, turn)
                 reply = await agents[role].reply(observation, chat)
@@ -216,7 +217,7 @@ class RecordedTools(StatelessSource):
         self._results: dict[str, deque[ToolCall]] = defaultdict(deque)
         for _, turn in engine.turns:
             for call in (candidate for index, candidate in enumerate(turn.calls) if index not in turn.missing_results):
-                self._results[_call_key(call.name, parse_arguments(call.arguments))].append(call)
+                self._results[call_key(call.name, parse_arguments(call.arguments))].append(call)
 
     @property
     def tools(self) -> Sequence[Tool]:
@@ -225,14 +226,15 @@ class RecordedTools(StatelessSource):
 
     async def call(self, tool: str, arguments: Mapping[str, object]) -> str:
         """Return a call's recorded result; without a record, mark the episode failed."""
-        results = self._results[_call_key(tool, arguments)]
+        results = self._results[call_key(tool, arguments)]
         if not results:
             self.engine.problem = f"the trace does not say what {tool!r} answered"
             return ""
         return results.popleft().output
 
 
-def _call_key(tool: str, arguments: Mapping[str, object]) -> str:
+def call_key(tool: str, arguments: Mapping[str, object]) -> str:
+    """Return a key that is the same for equal calls."""
     return f"{tool} {json.dumps(arguments, sort_keys=True, default=str)}"
 
 
@@ -271,7 +273,7 @@ class TraceReplayer:
         self._sft = SftSettings.from_run(run)
         check_roles(self._sft.roles, roles)
         self.roles = RoleMapping(roles, self._sft.roles)
-        self.renderer = build_renderer(run, load_formats(run) if formats is None else formats)
+        self.renderer = build_renderer(run, load_tokenizer_formats(run) if formats is None else formats)
         prompts = self._sft.prompts
         self.uses_trace_prompts = prompts == "trace" or (prompts == "auto" and run.team.writes_prompts)
         self._tasks = TaskIndex(run)

@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from marft_serve.traces.types import SkipCounter, UnreadableError, parse_json_text
+from marft.common.texts import parse_json_text
+from marft_serve.traces.types import SkipCounter, UnreadableError
 
 MAX_ID_CHARS = 128
 Attributes = Mapping[str, object]
@@ -99,7 +100,7 @@ def _iter_spans(table: Mapping[str, object]) -> Iterator[object]:
             yield from _as_list(_get_first(scope, "spans"))
 
 
-def _parse_otlp_span(table: Any, location: str) -> ImportedSpan:
+def _parse_otlp_span(table: object, location: str) -> ImportedSpan:
     return ImportedSpan(
         trace=_parse_id(_get_first(table, "traceId", "trace_id"), "trace id"),
         id=_parse_id(_get_first(table, "spanId", "span_id"), "span id"),
@@ -174,7 +175,7 @@ def _parse_attributes(listed: object) -> Attributes:
     }
 
 
-def _parse_value(value: object) -> Any:
+def _parse_value(value: object) -> object:
     """Convert a typed OTLP value (``AnyValue``) to Python."""
     if not isinstance(value, Mapping):
         return value

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from marft.agents.prompt_messages import ChatMessage
-from marft.common.texts import replace_surrogates
+from marft.common.texts import parse_json_text, replace_surrogates
 from marft.common.usage import Usage
 from marft_serve.gateway.protocol.parsing import ClientToolCall
 from marft_serve.traces.conversations import parse_reward, parse_task
@@ -35,7 +35,6 @@ from marft_serve.traces.types import (
     TracedEpisode,
     TracedTurn,
     UnreadableError,
-    parse_json_text,
 )
 
 MAX_OPEN_TRACES, MAX_SPANS, MAX_TEXT_CHARS = 1024, 50_000, 2**29

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from marft.agents.prompt_messages import ChatMessage, NotExact, parse_arguments, tool_call_messages
+from marft.agents.prompt_messages import ChatMessage, InexactContinuation, parse_arguments, tool_call_messages
 from marft.common.reasoning import CHANNEL_DELIMITERS, THINK_END, THINK_START
 from marft.common.texts import format_error
 from marft.common.types import TokenIds, Tool, ToolCall
@@ -97,7 +97,7 @@ def _encode(
     reasoning = turn.reasoning if thinking == "keep" else ""
     prompt_opens_reasoning = not chat_format.remote and starts_with_reasoning(chat_format)
     if chat_format.remote and not turn.calls:
-        return renderer.option(
+        return renderer.tokenize_option(
             policy, (f"{THINK_START}\n{reasoning}\n{THINK_END}\n\n" if reasoning else "") + turn.text
         )
     reason, marks = RENDERED_DIFFERENTLY, reasoning_tags(chat_format)
@@ -144,7 +144,7 @@ def _iter_messages(turn: TracedTurn, reasoning: str, marks: tuple[str, str]) -> 
         yield message
 
 
-def _find_mismatch(rendered: EncodedTurn | NotExact, turn: TracedTurn, reasoning: str, end_mark: str) -> str:
+def _find_mismatch(rendered: EncodedTurn | InexactContinuation, turn: TracedTurn, reasoning: str, end_mark: str) -> str:
     """Return the reason why a rendered turn differs from a sampled turn; "" without a difference.
 
     Args:
@@ -153,7 +153,7 @@ def _find_mismatch(rendered: EncodedTurn | NotExact, turn: TracedTurn, reasoning
         reasoning: reasoning; "" without any.
         end_mark: end mark of reasoning begun by the prompt; "" if the prompt begins none.
     """
-    if isinstance(rendered, NotExact):
+    if isinstance(rendered, InexactContinuation):
         return rendered.reason
     at = 0
     for part in map(str.strip, (reasoning, end_mark, turn.text)):

@@ -5,10 +5,8 @@ An episode has turns of agents, and each turn is one model answer.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from marft.agents.prompt_messages import ChatMessage
 from marft.common.errors import UserError
@@ -101,14 +99,6 @@ class TracedEpisode:
     attempt: int | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     location: str = ""
-
-
-def parse_json_text(value: object) -> Any:
-    """Parse JSON text; return other values unchanged."""
-    try:
-        return json.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError):
-        return value
 
 
 class SkipCounter:

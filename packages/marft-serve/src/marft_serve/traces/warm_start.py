@@ -19,12 +19,14 @@ import numpy as np
 from marft.common import seeds
 from marft.common.callbacks import Callback, CallbackList
 from marft.common.errors import RunError, UserError
+from marft.common.log import get_logger, receive_logs
 from marft.common.token_data import TokenSource
 from marft.common.types import Action, ActionKey, Sample
 from marft.config.run import RunSettings
+from marft.config.secrets import redacted
 from marft.models.packed_rows import split_batches
 from marft.models.policy_registry import PolicyRegistry
-from marft.models.tokenizer_format import TokenizerFormat, load_formats
+from marft.models.tokenizer_format import TokenizerFormat, load_tokenizer_formats
 from marft.runs.checkpoints import CheckpointManager, write_callback_states
 from marft.runs.logger_callback import LoggerCallback
 from marft.runs.metrics_log import MetricsLog
@@ -40,6 +42,7 @@ from marft_serve.traces.settings import SftSettings
 from marft_serve.traces.sft import SftLearner, SftLoss
 from marft_serve.traces.types import SkipCounter, TracedTurn
 
+logger = get_logger(__name__)
 NO_TRAINABLE_TURNS = "the traces hold no turn that a policy in training could learn from"
 HELD_OUT_LOSS = "sft/held_out_loss"
 
@@ -123,7 +126,7 @@ def iter_trainable_actions(
     for action in replayed.episode.actions if replayed.episode.is_scored else ():
         if action.policy not in replayer.run.trained_policies:
             continue
-        turns, context = turns_by_action[action.key], replayer.renderer.context(action.policy)
+        turns, context = turns_by_action[action.key], replayer.renderer.context_length(action.policy)
         location = turns[0][0].location
         if any(len(segment.context) + len(segment.tokens) > context for segment in scored_tokens(action)):
             skip_counter.skip("turn", f"with its prompt it has more tokens than the context, {context}", location)
@@ -216,14 +219,12 @@ def warm_start(
     callback = CallbackList([*callbacks, *(part.model_copy(deep=True) for part in run.callbacks)])
     if not SftSettings.from_run(run).traces:
         raise UserError("sft.traces: no file of traces is named; give one:  marft sft … --traces traces.jsonl")
-    with folder.acquire_lock():
-        init = RunInit.prepare(
-            run, folder, callback.on_note, resume=resume, overwrite=overwrite, start_from=start_from, is_sft=True
-        )
-        formats, skip_counter = load_formats(run), SkipCounter()
+    with receive_logs(redacted(callback.on_note)), folder.acquire_lock():
+        init = RunInit.prepare(run, folder, resume=resume, overwrite=overwrite, start_from=start_from, is_sft=True)
+        formats, skip_counter = load_tokenizer_formats(run), SkipCounter()
         data = load_imitation_data(run, formats, skip_counter, lambda replayed: callback.on_episode(replayed.episode))
         for line in (_summarize(data), *skip_counter.format_lines()):
-            callback.on_note(line)
+            logger.info(line)
         steps = plan_steps(data.train, run)
         policies = PolicyRegistry(run, formats)
         learner = SftLearner(run, policies, len(steps), SftSettings.from_run(run).build_optimizer(run, len(steps)))
@@ -252,11 +253,15 @@ class _TrainLoop:
         """Train from the current step to the end; return the final state and the loss on the held-out turns."""
         run, checkpoints = self.run, CheckpointManager(self.folder, self.run.checkpoints)
         held_out_loss, eval_interval = self._measure_held_out(), SftSettings.from_run(run).eval_every
-        with CallbackList(list(self.callbacks)) as callbacks, closing(MetricsLog(self.folder.metrics)) as log:
-            callbacks.add(LoggerCallback(run, self.folder, state.step, self.callbacks.on_note))
+        with (
+            CallbackList(list(self.callbacks)) as callbacks,
+            receive_logs(redacted(callbacks.on_note)),
+            closing(MetricsLog(self.folder.metrics_path)) as log,
+        ):
+            callbacks.add(LoggerCallback(run, self.folder, state.step))
             callbacks.on_train_start(state.step, len(steps))
             if self.data.held_out:
-                callbacks.on_note(f"held out: {held_out_loss.mean():.4f} nats a token after step {state.step}")
+                logger.info(f"held out: {held_out_loss.mean():.4f} nats a token after step {state.step}")
             stop = callbacks.wants_stop()
             while state.step < len(steps) and not stop:
                 state, metrics = self._run_step(state, steps)

@@ -56,7 +56,7 @@ class Tracer:
 
     run: str
     team: TeamMetadata = TeamMetadata()
-    content: bool = False
+    include_content: bool = False
 
     def build_spans(self, episode: Episode) -> list[Span]:
         """Return an episode's spans, the root first and every parent before its children."""
@@ -82,7 +82,7 @@ class _EpisodeSpans:
             begins = max(begins, ends)
 
     def _build_root(self) -> Span:
-        episode, content = self.episode, self.tracer.content
+        episode, content = self.episode, self.tracer.include_content
         attributes: Attributes = {
             OPERATION: "invoke_workflow",
             "gen_ai.workflow.name": sanitize_text(self.tracer.team.name or "marft"),
@@ -140,7 +140,7 @@ class _EpisodeSpans:
             attributes["marft.step.reward"] = transition.reward
             for role, reward in transition.agent_rewards.items():
                 attributes[f"marft.step.agent_rewards.{sanitize_text(role)}"] = reward
-            if self.tracer.content:
+            if self.tracer.include_content:
                 attributes["marft.observation"] = sanitize_text(transition.observation.full_text)
         yield self._build_span(names, parent, f"step {step}", (begins, ends), attributes)
         parent = span_id(self.trace, *names)
@@ -203,7 +203,7 @@ class _EpisodeSpans:
         self, action: Action, agent: AgentMetadata, shared: Mapping[str, AttributeValue], turns: Sequence[ModelTurn]
     ) -> Iterator[Span]:
         parent = span_id(self.trace, "action", action.id)
-        content = self.tracer.content
+        content = self.tracer.include_content
         writes_prompts = self.tracer.team.writes_prompts
         prompt_messages = (
             build_prompt_messages(self.episode, action, self.actions_by_id, self.tracer.team)
@@ -252,7 +252,7 @@ class _EpisodeSpans:
         }
         if call.error:
             attributes["error.type"] = "tool_error" if call.name else "unreadable_call"
-        if self.tracer.content:
+        if self.tracer.include_content:
             attributes["gen_ai.tool.call.arguments"] = sanitize_text(call.arguments)
             attributes["gen_ai.tool.call.result"] = sanitize_text(call.output)
         times = (turn.end_time, min(turn.end_time + call.seconds, turn.tools_end_time))

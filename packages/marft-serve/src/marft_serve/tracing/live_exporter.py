@@ -5,9 +5,10 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from marft.common.callbacks import Callback
+from marft.common.log import get_logger
 from marft.common.texts import format_error, single_line
 from marft.common.types import Episode
 from marft_serve.tracing.episode_spans import Tracer, build_resource, make_batches
@@ -16,6 +17,7 @@ from marft_serve.tracing.receiver import ExportError, Receiver, build_traces_url
 from marft_serve.tracing.settings import TracingSettings
 from marft_serve.tracing.team_metadata import TeamMetadata
 
+logger = get_logger(__name__)
 MAX_BATCH_EPISODES = 64  # maximum number of episodes per batch
 BATCH_SECONDS = 1.0  # maximum seconds that an episode waits for others in its batch
 MAX_ATTEMPTS = 3
@@ -114,7 +116,6 @@ class TracingCallback(Callback):
         settings: export settings, with an endpoint.
         run: identity of the run, for reproducible ids.
         recipe: the recipe as a plain table.
-        note: callback for messages to the user.
         hint: hint for exporting dropped episodes later.
 
     Raises:
@@ -126,12 +127,13 @@ class TracingCallback(Callback):
         settings: TracingSettings,
         run: str,
         recipe: Mapping[str, object],
-        note: Callable[[str], None],
         hint: str = "",
     ) -> None:
-        tracer = Tracer(run, TeamMetadata.from_table(recipe), settings.content)
-        self.exporter = LiveExporter(tracer, settings.otlp, timeout=settings.timeout_seconds, queue_size=settings.queue)
-        self._url, self._note, self._hint = settings.otlp, note, hint
+        tracer = Tracer(run, TeamMetadata.from_table(recipe), settings.include_content)
+        self.exporter = LiveExporter(
+            tracer, settings.otlp, timeout=settings.timeout_seconds, queue_size=settings.max_queued_episodes
+        )
+        self._url, self._hint = settings.otlp, hint
         self._reported = False
 
     def on_episode(self, episode: Episode) -> None:
@@ -142,13 +144,13 @@ class TracingCallback(Callback):
         """Report the first export error."""
         if self.exporter.problem and not self._reported:
             self._reported = True
-            self._note(f"traces: {self.exporter.problem}. The run goes on, and this is said once")
+            logger.warning(f"traces: {self.exporter.problem}. The run goes on, and this is said once")
 
     def on_train_end(self, error: BaseException | None) -> None:  # noqa: ARG002
         """Send what is queued, and report the episodes that were dropped."""
         self.exporter.close()
         if self.exporter.dropped:
-            self._note(
+            logger.warning(
                 f"traces: {self.exporter.dropped} episodes were not sent to {self._url}: "
                 f"{self.exporter.problem}{self._hint}"
             )

@@ -58,7 +58,7 @@ class _TimeoutConnection(HTTPConnection):
         timer.start()
         try:
             response = super().getresponse()
-        except Exception as error:
+        except Exception as error:  # the abort closes the socket at any point of the read
             if self._timed_out:
                 raise TimeoutError from error
             raise
@@ -100,7 +100,7 @@ class ExportError(RunError):
 
 
 class _NoRedirectHandler(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any) -> None:
+    def redirect_request(self, *_: object) -> None:
         """Reject the redirect."""
         return  # urllib would redirect the request without its body
 

@@ -75,7 +75,7 @@ class Recording:
             return Recording(folder, sessions, "", task)
         run = RunFolder.open(folder)
         files = (run.find_recorded(step),) if step or not run.recorded_steps() else tuple(run.recorded_steps())
-        return Recording(folder, files, run.identity(), task)
+        return Recording(folder, files, run.read_id(), task)
 
     def export(
         self, send_spans: SendSpans, content: bool, progress: ExportProgress, on_file: Callable[[], None]

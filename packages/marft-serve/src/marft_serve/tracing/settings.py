@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field, field_validator
@@ -24,11 +24,11 @@ class TracingSettings(TrainingSection):
     key: ClassVar[str] = "tracing"
 
     otlp: str = Field(default="", description='URL of the endpoint, for example "http://localhost:4318"; "": no export')
-    content: bool = Field(
+    include_content: bool = Field(
         default=False, description="whether to include prompts, answers, and the arguments and results of tool calls"
     )
     timeout_seconds: Positive = Field(default=10.0, description="timeout for a response, in seconds")
-    queue: Annotated[Count, Field(le=1_000_000)] = Field(
+    max_queued_episodes: Annotated[Count, Field(le=1_000_000)] = Field(
         default=1024, description="maximum number of queued episodes; further episodes are dropped"
     )
 
@@ -43,11 +43,11 @@ class TracingSettings(TrainingSection):
             )
         return url
 
-    def callbacks(self, run: RunSettings, folder: RunFolder, note: Callable[[str], None]) -> Sequence[Callback]:
+    def callbacks(self, run: RunSettings, folder: RunFolder) -> Sequence[Callback]:
         """Return the callback that exports the run's episodes, if an endpoint is set."""
         if not self.otlp:
             return ()
         from marft_serve.tracing.live_exporter import TracingCallback
 
         hint = f". Send them later:  marft trace {folder.path} --otlp {self.otlp}"
-        return (TracingCallback(self, folder.identity(), run.model_dump(mode="json"), note, hint),)
+        return (TracingCallback(self, folder.read_id(), run.model_dump(mode="json"), hint),)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
 from marft.common.types import AgentProfile
+from marft.config.load import get_table, read_plain_table
 
 PROGRAM_ORGANIZATION = "program"  # organization with an external program, which writes its own prompts
 
@@ -53,22 +53,19 @@ class TeamMetadata:
         return TeamMetadata(
             name=name or str(table.get("name") or ""),
             agents={str(agent.get("role")): _parse_agent(table, agent) for agent in listed},
-            writes_prompts=_get_table(table, "team").get("organization") == PROGRAM_ORGANIZATION,
+            writes_prompts=get_table(table, "team").get("organization") == PROGRAM_ORGANIZATION,
         )
 
     @staticmethod
     def from_file(config: Path, name: str = "") -> TeamMetadata:
         """Read the metadata from the recipe in a run folder; empty if the recipe cannot be read."""
-        try:
-            return TeamMetadata.from_table(tomllib.loads(config.read_text(encoding="utf-8")), name)
-        except (OSError, ValueError, RecursionError):
-            return TeamMetadata(name)
+        return TeamMetadata.from_table(read_plain_table(config), name)
 
 
 def _parse_agent(table: Mapping[str, object], agent: Mapping[str, object]) -> AgentMetadata:
     policy = str(agent.get("policy"))
-    policy_table = _get_table(table, "policies", policy)
-    model = _get_table(table, "models", str(policy_table.get("model")))
+    policy_table = get_table(table, "policies", policy)
+    model = get_table(table, "models", str(policy_table.get("model")))
     path = str(model.get("path") or policy)
     label = PurePath(path).name if path.startswith(("/", ".", "~")) else path
     profile = AgentProfile(
@@ -80,10 +77,3 @@ def _parse_agent(table: Mapping[str, object], agent: Mapping[str, object]) -> Ag
     remote = isinstance(model.get("endpoint"), dict)
     trained = not remote and policy_table.get("train", "lora") != "frozen"
     return AgentMetadata(profile, f"{label}:{policy}" if trained else label, "openai" if remote else "marft")
-
-
-def _get_table(table: Mapping[str, object], *keys: str) -> Mapping[str, object]:
-    for key in keys:
-        inner = table.get(key)
-        table = inner if isinstance(inner, dict) else {}
-    return table

@@ -297,11 +297,11 @@ class EpisodeIndex:
             index = self._build_index(file)
         return index
 
-    def list_steps(self, seconds: float = WAIT_SECONDS) -> list[FileIndex | EpisodeFile]:
-        """Return all training steps, indexed as far as possible within ``seconds``; small runs finish in time."""
+    def list_steps(self) -> list[FileIndex | EpisodeFile]:
+        """Return all training steps, indexed as far as possible within ``WAIT_SECONDS``; small runs finish in time."""
         worker = self._worker
         if worker is not None:
-            worker.join(seconds)
+            worker.join(WAIT_SECONDS)
         files, indexes = list(self.steps.values()), self._indexes
         pairs = [(file, indexes.get(file.path)) for file in files]
         return [index if index is not None and index.file.version == file.version else file for file, index in pairs]

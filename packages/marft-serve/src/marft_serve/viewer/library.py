@@ -41,10 +41,10 @@ class Run:
 
     def __init__(self, name: str, path: Path, cache: IndexCache) -> None:
         self.id, self.folder = name, RunFolder(path)
-        self._config_time = _modified_time(self.folder.config)
+        self._config_time = _modified_time(self.folder.config_path)
         self.recipe: SavedRecipe = self.folder.read_recipe()
-        self.written = Written(self.folder.config)
-        self.log = MetricsLog(self.folder.metrics, self.recipe.guards)
+        self.written = Written(self.folder.config_path)
+        self.log = MetricsLog(self.folder.metrics_path, self.recipe.guards)
         self.index = EpisodeIndex(path, cache)
         self._table_cache: tuple[tuple[int, ...], EpisodeTable] = ((), EpisodeTable([]))
 
@@ -81,11 +81,13 @@ class Run:
         Raises:
             MissingError: the run has been deleted.
         """
-        if not self.folder.config.is_file():
+        if not self.folder.config_path.is_file():
             raise MissingError(f"{self.folder.path} is no run any more")
-        if (config_time := _modified_time(self.folder.config)) != self._config_time:  # the run was extended or replaced
+        if (
+            config_time := _modified_time(self.folder.config_path)
+        ) != self._config_time:  # the run was extended or replaced
             with suppress(ValueError):
-                self.recipe, self.written = self.folder.read_recipe(), Written(self.folder.config)
+                self.recipe, self.written = self.folder.read_recipe(), Written(self.folder.config_path)
                 self._config_time = config_time
         self.log.refresh()
         self.index.refresh()
@@ -103,7 +105,7 @@ class Run:
 
     def get_update_time(self) -> float:
         """Return the time of the last change, in seconds since 1970."""
-        times = [_modified_time(self.folder.metrics), _modified_time(self.folder.config)]
+        times = [_modified_time(self.folder.metrics_path), _modified_time(self.folder.config_path)]
         files = [*self.index.steps.values(), *self.index.evaluations.values()]
         return max([*times, *(file.version.modified / 1e9 for file in files)])
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from marft.common.atomic import replace_non_finite
 from marft.config.guards import GuardSettings
 from marft.evaluation.guards.history import ROLLBACK_KEY
 from marft.evaluation.guards.monitor import GuardMonitor
@@ -40,7 +41,7 @@ class MetricsLog:
         self._offset, self._last = 0, b""  # number of bytes read, and the last line read
         self.rows: list[Row] = []
         self.guards: list[Row] = []
-        self._watch = GuardMonitor(self._settings, (), lambda _: None)
+        self._watch = GuardMonitor(self._settings, ())
         self._raised_guards: frozenset[str] = frozenset()
 
     def refresh(self) -> MetricsLog:
@@ -158,12 +159,4 @@ def dump_json(value: object) -> bytes:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace")
     except ValueError:
-        return dump_json(_replace_non_finite(value))
-
-
-def _replace_non_finite(value: object) -> object:
-    if isinstance(value, dict):
-        return {str(key): _replace_non_finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_replace_non_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return dump_json(replace_non_finite(value))

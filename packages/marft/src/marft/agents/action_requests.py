@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from marft.agents.agents import Agent, MessageOverride, Request
+from marft.agents.agents import Agent, Request
 from marft.agents.chat import ChatRefusedError, Reply
 from marft.agents.chat_history import ChatHistory
 from marft.agents.conversation_memory import (
@@ -41,6 +41,7 @@ from marft.agents.tool_executor import ToolExecutor
 from marft.common.error_origin import describe_error
 from marft.common.errors import EpisodeFailedError
 from marft.common.types import Action, ActionKey, Observation, Option, TokenIds
+from marft.config.interfaces.organization import MessageOverride
 
 REPLAY_MISMATCH = (
     "something else than recorded; the environment or the organization does not do the same again under the same seed"
@@ -97,7 +98,7 @@ class ActionRequests:
         self._quote_tracker = QuoteTracker()  # quote attribution for the same programs
         self._start_time = time.perf_counter()
 
-    def seconds(self) -> float:
+    def elapsed_seconds(self) -> float:
         """Return the seconds since the episode began."""
         return time.perf_counter() - self._start_time
 
@@ -114,7 +115,7 @@ class ActionRequests:
     def step_actions(self) -> list[Action]:
         """Return the last step's actions in the order of their requests, with the critic's input if required."""
         actions = [self.actions[index] for index in range(self._first, self.count) if index in self.actions]
-        if self.attempt.critic_states:
+        if self.attempt.record_critic_states:
             actions = [self._add_critic_state(action, actions) for action in actions]
             self.actions.update({action.index: action for action in actions})
         return actions
@@ -123,7 +124,7 @@ class ActionRequests:
         """Return an action on a client's chat, in the form that the client receives."""
         assert request.chat, "a seat asks with a chat"
         action = await self.request(step, agent, request)
-        return self._chats[agent.role].reply(action, request.chat.pieces)
+        return self._chats[agent.role].reply(action, request.chat.return_token_texts)
 
     async def request(self, step: int, agent: Agent, request: Request) -> Action:
         """Return an action. Errors fail the episode, except for a rejected chat, which is not an action."""
@@ -182,10 +183,10 @@ class ActionRequests:
             messages = [received.message for received in prompt_request.received]
             stream = game.callback.on_request(agent.role, messages) or stream
         prompt, restarted = prompt_request.prompt, prompt_request.restart_reason
-        tokens = prompt_request.sees(game.renderer, agent.policy, request.begins)
+        tokens = prompt_request.count_read_tokens(game.renderer, agent.policy, request.begins)
         if stream:
             stream.start = ActionStart(requested.id, agent.policy, len(prompt.ids), tuple(tokens), restarted)
-        started = self.seconds()
+        started = self.elapsed_seconds()
         sampler = ActionSampler(game.engine, game.renderer, agent, prompt, requested.key)
         with self._count_active(step):
             if requested.options:
@@ -211,7 +212,7 @@ class ActionRequests:
             message_tokens=tuple(tokens.values()),
             truncated_tokens=prompt.truncated_tokens,
             started=started,
-            ended=self.seconds(),
+            ended=self.elapsed_seconds(),
             continues=prompt_request.continues,
             restarted=restarted,
         )
@@ -378,7 +379,7 @@ class ActionRequests:
         for action in sorted(self.actions.values(), key=lambda action: (-action.step, action.index)):
             if action.agent not in prompts:
                 agent, memory = self.game.team.agent(action.agent), self._memories.get(action.agent)
-                continues = memory.memory_ids() if memory else ()
+                continues = memory.remembered_action_ids() if memory else ()
                 room = agent.sampling.max_new_tokens
                 prompts[agent.role] = self._critic_tokens(agent, observation, (), room, continues)
         return prompts

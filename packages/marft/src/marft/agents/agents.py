@@ -23,6 +23,7 @@ from marft.common.types import (
     SamplingParams,
     Step,
 )
+from marft.config.interfaces.organization import VisibleAction
 from marft.config.settings import did_you_mean
 
 
@@ -64,17 +65,6 @@ class Agent:
 
 
 @dataclass(frozen=True, slots=True)
-class MessageOverride:
-    """Action passed on with a different text: an excerpt instead of the whole message."""
-
-    action: Action
-    text: str
-
-
-VisibleAction = Action | MessageOverride
-
-
-@dataclass(frozen=True, slots=True)
 class Request:
     """Request for one action: the observation, the visible actions and the way to produce the action."""
 
@@ -111,8 +101,8 @@ class ExternalContext:
 
 
 @dataclass(frozen=True, slots=True)
-class AgentHandle:
-    """Handle to an agent in one step: ``await agents.coder(observation, sees=[plan])`` requests one decision."""
+class TeamAgentHandle:
+    """:class:`~marft.config.interfaces.organization.AgentHandle` that also takes chats from an external program."""
 
     agent: Agent
     _ask: RequestAction
@@ -122,6 +112,11 @@ class AgentHandle:
     def role(self) -> str:
         """The agent's role."""
         return self.agent.role
+
+    @property
+    def profile(self) -> AgentProfile:
+        """The agent's profile."""
+        return self.agent.profile
 
     async def reply(self, observation: Observation, chat: Chat) -> Reply:
         """Act once on a chat from an external program; the decision counts like any other.
@@ -135,14 +130,7 @@ class AgentHandle:
     async def __call__(
         self, observation: Observation, sees: Sequence[VisibleAction] = (), begins: Action | None = None
     ) -> Action:
-        """Act once.
-
-        Args:
-            sees: the actions, or excerpts of actions, that this action depends on. The agent sees exactly these, and
-                the action records them.
-            begins: an action whose text starts the agent's own turn; the agent continues it. Both policies must have
-                the same tokenizer.
-        """
+        """Act once."""
         return await self._ask(self.agent, Request(observation, tuple(sees), begins))
 
     async def choose(
@@ -153,8 +141,6 @@ class AgentHandle:
         normalisation: Normalization = "tokens",
     ) -> Action:
         """Choose one option by the probability of its text, normalized by Z (TWOSOME).
-
-        The choice is one decision and is trained like any other.
 
         Raises:
             UserError: ``options`` is empty or contains duplicates.
@@ -168,8 +154,8 @@ class AgentHandle:
         )
 
 
-class Agents:
-    """Agent handles of a team: ``agents.planner``, ``agents["planner"]``, or iterate in the recipe's order."""
+class TeamAgents:
+    """:class:`~marft.config.interfaces.organization.Agents` of a team, with the context for an external program."""
 
     def __init__(
         self,
@@ -178,24 +164,24 @@ class Agents:
         answer: RequestReply = _reject_chat,
         external_context: ExternalContext | None = None,
     ) -> None:
-        self._handles = {agent.role: AgentHandle(agent, ask, answer) for agent in agents}
+        self._handles = {agent.role: TeamAgentHandle(agent, ask, answer) for agent in agents}
         self._external_context = external_context
 
     def external_context(self) -> ExternalContext:
         """Return the context for an organization that runs an external program."""
         return self._external_context or ExternalContext()
 
-    def __getitem__(self, role: str) -> AgentHandle:
+    def __getitem__(self, role: str) -> TeamAgentHandle:
         if role not in self._handles:
             raise UserError(f"the team has no agent {role!r}{did_you_mean(role, self._handles)}")
         return self._handles[role]
 
-    def __getattr__(self, role: str) -> AgentHandle:
+    def __getattr__(self, role: str) -> TeamAgentHandle:
         if role.startswith("_"):
             raise AttributeError(role)
         return self[role]
 
-    def __iter__(self) -> Iterator[AgentHandle]:
+    def __iter__(self) -> Iterator[TeamAgentHandle]:
         return iter(self._handles.values())
 
     def __len__(self) -> int:

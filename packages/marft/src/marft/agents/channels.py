@@ -21,7 +21,7 @@ ELLIPSIS = "…"
 class Raw(Channel):
     """Channel that passes each visible action's whole text."""
 
-    def carry(self, messages: Sequence[Message]) -> Sequence[Message | None]:
+    def transform(self, messages: Sequence[Message]) -> Sequence[Message | None]:
         """Return every message unchanged."""
         return messages
 
@@ -31,28 +31,28 @@ class Last(Channel):
     those as seen.
     """
 
-    def carry(self, messages: Sequence[Message]) -> Sequence[Message | None]:
+    def transform(self, messages: Sequence[Message]) -> Sequence[Message | None]:
         """Return None for every message except the last."""
         return [*[None] * (len(messages) - 1), *messages[-1:]]
 
 
 class Truncated(Channel):
-    """Channel that passes at most ``words`` words of every message, with an ellipsis in place of omitted text."""
+    """Channel that passes at most ``max_words`` words of every message, with an ellipsis in place of omitted text."""
 
-    words: Count = Field(default=100, description="maximum words per message")
+    max_words: Count = Field(default=100, description="maximum words per message")
     keep: Literal["start", "end"] = Field(default="end", description="part of a long message that remains")
 
-    def carry(self, messages: Sequence[Message]) -> Sequence[Message | None]:
+    def transform(self, messages: Sequence[Message]) -> Sequence[Message | None]:
         """Return every message, truncated if too long."""
         return [replace(message, text=self._truncate(message.text)) for message in messages]
 
     def _truncate(self, text: str) -> str:
         words = text.split()
-        if len(words) <= self.words:
+        if len(words) <= self.max_words:
             return text
         if self.keep == "start":
-            return " ".join([*words[: self.words], ELLIPSIS])
-        return " ".join([ELLIPSIS, *words[-self.words :]])
+            return " ".join([*words[: self.max_words], ELLIPSIS])
+        return " ".join([ELLIPSIS, *words[-self.max_words :]])
 
 
 class Record(Channel):
@@ -63,14 +63,14 @@ class Record(Channel):
     passed unchanged, or with ``fallback = "none"`` not at all.
 
     >>> record = Record(fields={"result": r"= (-?\d+)", "state": r"leaving (.+)\."})
-    >>> record.carry([Message("reasoner", "I add: 23 + 45 = 68, leaving 68 - 12.")])[0].text
+    >>> record.transform([Message("reasoner", "I add: 23 + 45 = 68, leaving 68 - 12.")])[0].text
     'result: 68; state: 68 - 12'
 
     ``template`` sets the wording of a record, for models trained on sentences. ``{{`` and ``}}`` are literal
     braces. With a template, a text that lacks any field counts as a text without a match.
 
     >>> record = Record(fields={"state": r"leaving (.+)\."}, template="The problem is {state}.")
-    >>> record.carry([Message("reasoner", "I add: 23 + 45 = 68, leaving 68 - 12.")])[0].text
+    >>> record.transform([Message("reasoner", "I add: 23 + 45 = 68, leaving 68 - 12.")])[0].text
     'The problem is 68 - 12.'
     """
 
@@ -116,7 +116,7 @@ class Record(Channel):
                 raise PydanticCustomError("template", "template: leaves out the field {name}", {"name": repr(name)})
         return self
 
-    def carry(self, messages: Sequence[Message]) -> Sequence[Message | None]:
+    def transform(self, messages: Sequence[Message]) -> Sequence[Message | None]:
         """Return a record for each message; None for a message without a match if ``fallback`` is ``"none"``.
 
         Raises:

@@ -41,7 +41,7 @@ class Constraint:
     kind: Literal["call", "json"]
     tool: str = ""  # the required tool of a call constraint; "" allows any tool
     schema: Mapping[str, Any] | None = None  # the JSON schema; None allows any object
-    parallel: bool = True  # whether one turn may make several calls
+    allow_parallel_calls: bool = True  # whether one turn may make several calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +68,15 @@ class Chat:
 
     messages: tuple[ChatMessage, ...]
     tools: tuple[Tool, ...] = ()
-    calls: bool = True
+    parse_calls: bool = True
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     sees: tuple[str, ...] | None = None
     recorded_options: Mapping[str, float | int] = field(default_factory=dict)
     constraint: Constraint | None = None
-    pieces: bool = False
+    return_token_texts: bool = False
     alternatives: int = 0
-    parallel: bool = True
+    allow_parallel_calls: bool = True
     prefix: str = ""
     token_stream: TokenStream | None = field(default=None, compare=False)
 
@@ -103,7 +103,7 @@ class Chat:
     @property
     def single_call(self) -> bool:
         """True if a turn should make at most one tool call without a constraint that enforces the limit."""
-        return bool(self.tools) and self.calls and not self.parallel and self.constraint is None
+        return bool(self.tools) and self.parse_calls and not self.allow_parallel_calls and self.constraint is None
 
     def dump_recorded_options(self) -> str:
         """Return the recorded sampling wishes as JSON, or "" without wishes."""

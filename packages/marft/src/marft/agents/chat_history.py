@@ -135,7 +135,9 @@ class ChatHistory:
         prefix = request.node.prefix if request.node else ""
         chat = prompt.chat[:-1] if prefix else prompt.chat
         try:
-            ids = self.renderer.start(self.agent.policy, [*chat, {"role": "user", "content": added}], prompt.tools)
+            ids = self.renderer.tokenize_prompt(
+                self.agent.policy, [*chat, {"role": "user", "content": added}], prompt.tools
+            )
             return np.concatenate([ids, self.renderer.encode_prefix(self.agent.policy, prefix)]) if prefix else ids
         except ValueError:
             return prompt.ids
@@ -209,7 +211,7 @@ class ChatHistory:
         return _format_reason("trimmed") if any(message in own_messages for message in new_messages) else ""
 
     def _check(self, chat: Chat, earlier: Sequence[Action]) -> None:
-        context = self.renderer.context(self.agent.policy)
+        context = self.renderer.context_length(self.agent.policy)
         if len(chat.messages) > min(context, MAX_MESSAGES):  # each message takes at least one token
             raise self._too_long_error(f"{len(chat.messages)} messages")
         size = sum(len(str(message["content"])) for message in _messages_with_prefix(chat))
@@ -219,7 +221,7 @@ class ChatHistory:
         if unknown:
             raise ChatRefusedError("invalid", f"no action of this episode is called {min(unknown)!r}")
         try:
-            if chat.tools and chat.calls:
+            if chat.tools and chat.parse_calls:
                 self.renderer.calls(self.agent.policy, np.empty(0, np.int32), chat.tools)
         except ValueError as error:
             raise ChatRefusedError("invalid", str(error)) from error
@@ -227,11 +229,11 @@ class ChatHistory:
             check_constraint(self.renderer, self.agent.policy, chat)
 
     def _check_length(self, tokens: int) -> None:
-        if tokens >= self.renderer.context(self.agent.policy):
+        if tokens >= self.renderer.context_length(self.agent.policy):
             raise self._too_long_error(f"{tokens} tokens")
 
     def _too_long_error(self, size: str) -> ChatRefusedError:
-        max_tokens = self.renderer.context(self.agent.policy)
+        max_tokens = self.renderer.context_length(self.agent.policy)
         return ChatRefusedError(
             "too_long", f"This model's maximum context length is {max_tokens} tokens, and the messages have {size}."
         )
@@ -280,12 +282,12 @@ def count_chat_tokens(renderer: Renderer, policy: str, chat: Chat) -> int:
     Raises:
         ChatRefusedError: the chat template cannot render the chat, or the chat far exceeds the model's context.
     """
-    context = renderer.context(policy)
+    context = renderer.context_length(policy)
     size = sum(len(str(message["content"])) for message in chat.messages) + len(chat.prefix)
     if size > CHARACTERS_PER_TOKEN * context or len(chat.messages) > MAX_MESSAGES:
         raise ChatRefusedError("too_long", f"This model's maximum context length is {context} tokens.")
     try:
-        count = len(renderer.start(policy, list(chat.messages), chat.tools))
+        count = len(renderer.tokenize_prompt(policy, list(chat.messages), chat.tools))
         return count + (len(renderer.encode_prefix(policy, chat.prefix)) if chat.prefix else 0)
     except ValueError as error:
         raise ChatRefusedError("invalid", str(error)) from error

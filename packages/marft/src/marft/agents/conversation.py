@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from marft.agents.prompt_messages import ChatMessage, NotExact, Renderer
+from marft.agents.prompt_messages import ChatMessage, InexactContinuation, Renderer
 from marft.common.types import TokenIds, Tool
 
 
@@ -26,16 +26,16 @@ class Template:
     policy: str
     tools: tuple[Tool, ...]
 
-    def start(self, messages: Sequence[ChatMessage]) -> TokenIds:
+    def tokenize_prompt(self, messages: Sequence[ChatMessage]) -> TokenIds:
         """Return the token ids for a new conversation, up to the start of the next turn, [T]."""
-        return self.renderer.start(self.policy, messages, self.tools)
+        return self.renderer.tokenize_prompt(self.policy, messages, self.tools)
 
     def continue_chat(
         self, ids: TokenIds, messages: Sequence[ChatMessage], new: Sequence[ChatMessage]
-    ) -> TokenIds | NotExact:
+    ) -> TokenIds | InexactContinuation:
         """Return the ids to append after a turn: ``new`` and the start of the next turn.
 
-        Return ``NotExact`` if the template cannot append them exactly.
+        Return ``InexactContinuation`` if the template cannot append them exactly.
         """
         return self.renderer.continue_chat(self.policy, ids, messages, new, self.tools)
 
@@ -60,7 +60,7 @@ class Node:
     ids: TokenIds
     context: TokenIds
     action_id: str = ""
-    sampled: bool = False
+    is_sampled: bool = False
     restart_reason: str = ""
     shortened_reason: str = ""
     prefix: str = ""
@@ -101,10 +101,10 @@ class Conversation:
         if existing is not None:
             return existing
         while node.action_id:
-            ids: TokenIds | NotExact = NotExact(node.shortened_reason)
+            ids: TokenIds | InexactContinuation = InexactContinuation(node.shortened_reason)
             if not node.shortened_reason:
                 ids = self.template.continue_chat(node.context, node.conversation, messages)
-            if not isinstance(ids, NotExact):
+            if not isinstance(ids, InexactContinuation):
                 return self._add_prompt(node, messages, ids, reason)
             reason = reason or ids.reason
             while node.action_id:  # go back over the turn and the prompt before it
@@ -112,7 +112,7 @@ class Conversation:
                 node, messages = prompt_node.previous, (*prompt_node.messages, *node.messages, *messages)
                 if not ids.always:
                     break
-        return self._add_prompt(node, messages, self.template.start(messages), reason)
+        return self._add_prompt(node, messages, self.template.tokenize_prompt(messages), reason)
 
     def add_rendered(self, messages: Sequence[ChatMessage], reason: str, ids: TokenIds | None = None) -> Node:
         """Add a conversation rendered as a whole, and return the node that the next turn continues.
@@ -127,7 +127,7 @@ class Conversation:
         existing = _find_prompt(self.root, tuple(messages))
         if existing is not None:
             return existing
-        ids = self.template.start(messages) if ids is None else ids
+        ids = self.template.tokenize_prompt(messages) if ids is None else ids
         return self._add_prompt(self.root, tuple(messages), ids, reason)
 
     def add_prefix(self, prompt_node: Node, prefix: str, ids: TokenIds) -> Node:
@@ -160,7 +160,7 @@ class Conversation:
         assert not prompt_node.action_id, "a turn follows on what an agent was told"
         existing = next((child for child in prompt_node.children if child.action_id == action_id), None)
         if existing is not None:
-            existing.sampled |= sampled
+            existing.is_sampled |= sampled
             return existing
         context = np.concatenate([prompt_node.context, ids])
         turn = Node(prompt_node, tuple(messages), ids, context, action_id, sampled, shortened_reason=shortened_reason)

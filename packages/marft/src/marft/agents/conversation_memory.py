@@ -8,13 +8,14 @@ from functools import cached_property
 
 import numpy as np
 
-from marft.agents.agents import Agent, MessageOverride, Request, VisibleAction
+from marft.agents.agents import Agent, Request
 from marft.agents.conversation import Conversation, Node, Template, strip_stop_string
 from marft.agents.prompt_messages import ChatMessage, PromptTooLongError, Renderer, build_messages
 from marft.common.errors import EpisodeFailedError
 from marft.common.token_data import TokenSource
 from marft.common.types import Action, Observation, Prompt, TokenIds
 from marft.config.interfaces.channel import Channel, Message
+from marft.config.interfaces.organization import MessageOverride, VisibleAction
 
 MessageTransform = Callable[[Action, str], str]  # (action, its message text) → the text that other agents receive
 CONTEXT_FULL = "the context is full: the oldest exchanges were left out"
@@ -43,7 +44,7 @@ def receive_messages(
 ) -> list[ReceivedMessage]:
     """Return the messages that an agent reads from others, after the channel."""
     received = [build_message(transform, visible) for visible in sees]
-    carried = channel.carry([original.message for original in received])
+    carried = channel.transform([original.message for original in received])
     return [
         replace(original, message=message)
         for original, message in zip(received, carried, strict=True)
@@ -55,7 +56,9 @@ def count_message_tokens(renderer: Renderer, policy: str, received: Sequence[Rec
     """Return the number of tokens read from each action, by action id."""
     tokens: dict[str, int] = {}
     for message in received:
-        tokens[message.action.id] = tokens.get(message.action.id, 0) + renderer.count(policy, message.message.text)
+        tokens[message.action.id] = tokens.get(message.action.id, 0) + renderer.count_tokens(
+            policy, message.message.text
+        )
     return tokens
 
 
@@ -98,7 +101,7 @@ class PromptRequest:
     node: Node | None = None
     from_client: bool = False
 
-    def sees(self, renderer: Renderer, policy: str, begins: Action | None) -> dict[str, int]:
+    def count_read_tokens(self, renderer: Renderer, policy: str, begins: Action | None) -> dict[str, int]:
         """Return the ids of all actions in the prompt, with the number of tokens newly read from each."""
         tokens = {**dict.fromkeys(self.visible, 0), **count_message_tokens(renderer, policy, self.received)}
         if begins:
@@ -144,7 +147,7 @@ class ConversationMemory:
         self._conversation = Conversation(Template(renderer, agent.policy, agent.profile.tools))
         self._exchanges: dict[str, Exchange] = {}  # by action id
 
-    def memory_ids(self) -> tuple[str, ...]:
+    def remembered_action_ids(self) -> tuple[str, ...]:
         """Return the ids of remembered actions, oldest first."""
         since = max((exchange.oldest_index for exchange in self._exchanges.values()), default=0)
         actions = [exchange.action for exchange in self._exchanges.values() if exchange.action.index >= since]
@@ -161,7 +164,7 @@ class ConversationMemory:
             EpisodeFailedError: the prompt does not fit and may not be truncated.
         """
         if recorded is None or not all(name in self._exchanges for name in recorded.continues):
-            return self._build_request(request, room, self.memory_ids())
+            return self._build_request(request, room, self.remembered_action_ids())
         prompt_request = self._build_request(request, room, recorded.continues)
         if not np.array_equal(prompt_request.prompt.ids, recorded.prompt):
             return prompt_request
@@ -194,7 +197,7 @@ class ConversationMemory:
     def store(self, prompt_request: PromptRequest, action: Action, request: Request) -> None:
         """Store a finished action."""
         assert prompt_request.node is not None, "it was asked with this memory"
-        turn_messages = tuple(self.renderer.turn(action.policy, action))
+        turn_messages = tuple(self.renderer.turn_messages(action.policy, action))
         messages = tuple(map(self._strip_reasoning, turn_messages)) if self.agent.thinking == "drop" else turn_messages
         shortened_reason = REASONING_DROPPED if messages != turn_messages else ""
         begun = (request.begins.id,) if request.begins else ()
@@ -202,7 +205,7 @@ class ConversationMemory:
         if action.restarted == CONTEXT_FULL:
             since = self._exchanges[action.continues[0]].action.index if action.continues else action.index
         texts = [str(message["content"]) for message in prompt_request.new_messages]
-        prompt_tokens = sum(self.renderer.count(action.policy, text) for text in texts)
+        prompt_tokens = sum(self.renderer.count_tokens(action.policy, text) for text in texts)
         self._exchanges[action.id] = Exchange(
             action=action,
             new_messages=prompt_request.new_messages,
@@ -235,7 +238,7 @@ class ConversationMemory:
         return tuple(build_messages(self.agent.profile, "", ())[:-1])
 
     def _budget(self, room: int) -> int:
-        return self.renderer.context(self.agent.policy) - room
+        return self.renderer.context_length(self.agent.policy) - room
 
     def _receive(self, sees: Sequence[VisibleAction], kept_ids: Sequence[str]) -> list[ReceivedMessage]:
         """Return the new messages from other agents: not in a kept exchange, and not the agent's own kept actions."""
@@ -320,7 +323,7 @@ class ConversationMemory:
 
     def _check_truncation(self, length: int, room: int) -> None:
         if self.agent.cut.target == "none":
-            context = self.renderer.context(self.agent.policy)
+            context = self.renderer.context_length(self.agent.policy)
             raise EpisodeFailedError(
                 "failed",
                 f"agent {self.agent.role!r}: its conversation has {length} tokens, but the context of {context} leaves "

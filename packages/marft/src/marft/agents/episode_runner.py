@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from marft.agents import environment_calls
 from marft.agents.action_requests import REPLAY_MISMATCH, ActionRequests
-from marft.agents.agents import Agents, ExternalContext, Outcome
+from marft.agents.agents import ExternalContext, Outcome, TeamAgents
 from marft.agents.game import Attempt, Game
 from marft.agents.loop_threads import CallTimeoutError, LoopThread, UserCodeError, is_canceled
 from marft.agents.prompt_injection import inject_observation
@@ -100,7 +100,7 @@ class EpisodeRunner:
                 if attempt.replay and attempt.replay.pause and self._requests.first_sampled:
                     return "paused"
                 if step.truncated or len(self._transitions) >= game.max_steps:
-                    if attempt.critic_states:
+                    if attempt.record_critic_states:
                         self._bootstrap = self._requests.final_prompts(observation)
                     return "truncated"
         finally:
@@ -157,7 +157,7 @@ class EpisodeRunner:
     async def _call_organization(self, step: int, observation: Observation) -> JointAction:
         game, requests = self.game, self._requests
         external_context = ExternalContext(game.engine.external_wait, game.threads, game.renderer)
-        handles = Agents(
+        handles = TeamAgents(
             game.team.agents, partial(requests.request, step), partial(requests.reply, step), external_context
         )
         try:
@@ -201,7 +201,7 @@ class EpisodeRunner:
             success=self._success,
             error=truncate(replace_surrogates(error), 2 * MAX_ERROR_LENGTH),
             bootstrap=self._bootstrap,
-            seconds=requests.seconds(),
+            seconds=requests.elapsed_seconds(),
             start_time=self._started_at,
             fork=Fork(replay.origin, replay.fork_id or requests.first_sampled) if replay else None,
         )

@@ -96,7 +96,7 @@ class Attempt:
     stream: str
     sample: int = 0
     messages: Mapping[str, str] = field(default_factory=dict)
-    critic_states: bool = False  # whether a critic will read this episode
+    record_critic_states: bool = False  # whether a critic will read this episode
     replay: Replay | None = None
     policies: Mapping[str, str] = field(default_factory=dict)
     max_helper_calls: int = 0

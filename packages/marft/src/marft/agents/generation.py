@@ -14,7 +14,7 @@ from marft.agents.agents import Agent, Request
 from marft.agents.chat import Chat, ChatRefusedError
 from marft.agents.chat_history import ChatHistory
 from marft.agents.helpers import HelperCall, HelperReply
-from marft.agents.prompt_messages import NO_TOKENS, ChatMessage, NotExact, Renderer
+from marft.agents.prompt_messages import NO_TOKENS, ChatMessage, InexactContinuation, Renderer
 from marft.agents.streaming import TokenStream
 from marft.agents.tool_executor import ToolExecutor
 from marft.common.errors import EpisodeFailedError, RowFailedError, UserError
@@ -64,7 +64,7 @@ def encode_options(renderer: Renderer, policy: str, request: Request) -> list[Op
     """Return the request's options as token ids with their normalizers Z; empty if the agent writes."""
     options = []
     for text in request.options:
-        ids = renderer.option(policy, text)
+        ids = renderer.tokenize_option(policy, text)
         sizes = {"none": 1, "tokens": len(ids), "words": len(text.split())}
         options.append(Option(ids, float(max(1, sizes[request.normalisation]))))
     return options
@@ -143,7 +143,7 @@ class ActionSampler:
         """Return the number of tokens that the action may still sample after a context of this length."""
         return min(
             self.agent.sampling.max_new_tokens - builder.sampled_tokens,
-            self.renderer.context(self.agent.policy) - context_length,
+            self.renderer.context_length(self.agent.policy) - context_length,
         )
 
     def _restore_space(self, completion: Completion) -> Completion:
@@ -171,9 +171,9 @@ class ActionSampler:
             ChatRefusedError: the engine could not sample this request.
         """
         agent, renderer, policy = self.agent, self.renderer, self.agent.policy
-        room = renderer.context(policy) - len(self.prompt.ids)
+        room = renderer.context_length(policy) - len(self.prompt.ids)
         grammar = renderer.grammar(policy, chat) if chat.constraint else None
-        calls = bool(chat.tools) and chat.calls
+        calls = bool(chat.tools) and chat.parse_calls
         sampling = chat.resolve_sampling(agent.sampling, room, grammar, self._call_end_marker(chat))
         if chat.token_stream:
             chat.token_stream.make_text_stream = partial(
@@ -343,8 +343,8 @@ class ActionBuilder:
         try:
             chat = [*self.chat, *renderer.tool_call_messages(policy, self.text, calls, prefix_tokens)]
             output_ids = renderer.tool_response(policy, completion.tokens, chat, calls, tools)
-            if isinstance(output_ids, NotExact):
-                return _ToolTurn(chat, renderer.start(policy, chat, tools), output_ids.reason)
+            if isinstance(output_ids, InexactContinuation):
+                return _ToolTurn(chat, renderer.tokenize_prompt(policy, chat, tools), output_ids.reason)
         # a template that renders text from tools can raise any of these
         except (ValueError, TypeError, RecursionError) as error:
             raise EpisodeFailedError("failed", f"{agent.role}: {format_error(error)}") from error

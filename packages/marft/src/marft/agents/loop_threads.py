@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, suppress
+from contextvars import Context, copy_context
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar, cast
 
 from marft.common.error_origin import describe_error, error_location
 from marft.common.errors import UserError
+from marft.common.log import get_logger
 from marft.common.texts import format_error, single_line
 
+logger = get_logger(__name__)
 T = TypeVar("T")
 
 
@@ -57,7 +59,7 @@ class UserCodeError(Exception):
 
 @lru_cache(maxsize=1)
 def _function_thread() -> LoopThread:
-    return LoopThread()
+    return Context().run(LoopThread)  # of no run, because all share it
 
 
 def await_on_thread(result: Any) -> Any:
@@ -80,7 +82,9 @@ class LoopThread:
         self.loop.set_exception_handler(log_task_error)
         self._active_calls = 0  # calls in progress
         self._stopping = False
-        self._thread = threading.Thread(target=self._serve, name="marft-session", daemon=True)
+        self._thread = threading.Thread(
+            target=copy_context().run, args=(self._serve,), name="marft-session", daemon=True
+        )
         self._thread.start()
 
     def _serve(self) -> None:
@@ -100,7 +104,7 @@ class LoopThread:
             timeout: in seconds; None for functions with a timeout of their own.
 
         Raises:
-            OverdueError: the call took longer than ``timeout`` seconds.
+            CallTimeoutError: the call took longer than ``timeout`` seconds.
         """
         return await self._run_coroutine(self._run_counted(_run_function, function, arguments), timeout)
 
@@ -117,8 +121,8 @@ class LoopThread:
             passthrough: type of internal errors that pass unchanged.
 
         Raises:
-            OverdueError: the call took longer than ``timeout`` seconds.
-            RaisedError: the call raised any other error.
+            CallTimeoutError: the call took longer than ``timeout`` seconds.
+            UserCodeError: the call raised any other error.
         """
         return await self._run_coroutine(self._run_counted(run_user_code, function, arguments, passthrough), timeout)
 
@@ -282,7 +286,7 @@ async def run_user_code(
     """Run ``function(*arguments)`` and await an awaitable result; see :meth:`LoopThread.call_user_code`.
 
     Raises:
-        RaisedError: the function raised an error that is not of the type ``passthrough``.
+        UserCodeError: the function raised an error that is not of the type ``passthrough``.
     """
     try:
         result = function(*arguments)
@@ -320,4 +324,4 @@ def log_task_error(loop: asyncio.AbstractEventLoop, context: Mapping[str, object
     """Log an unawaited task's error in one line without control characters; an event loop's exception handler."""
     error = context.get("exception")
     message = describe_error(error) if isinstance(error, BaseException) else str(context.get("message"))
-    logging.getLogger("marft").warning("a task that nobody waits for failed: %s", single_line(message))
+    logger.warning("a task that nobody waits for failed: %s", single_line(message))

@@ -12,10 +12,9 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, PrivateAttr, Strict, field_validator
 from pydantic_core import PydanticCustomError
 
-from marft.agents.agents import AgentHandle, Agents, MessageOverride
 from marft.agents.answers import find_answer, graded_text
 from marft.common.types import Action, JointAction, Observation, Task
-from marft.config.interfaces.organization import Organization
+from marft.config.interfaces.organization import AgentHandle, Agents, MessageOverride, Organization
 from marft.config.settings import Names, SmallCount, did_you_mean
 
 Neighbors = dict[str, Annotated[tuple[str, ...], Strict(False)]]
@@ -65,7 +64,7 @@ def majority_vote(actions: Sequence[Action]) -> Action:
 
 def answer_agent(agents: Agents) -> AgentHandle:
     """Return the last agent with an answering profile."""
-    return next(handle for handle in reversed(list(agents)) if handle.agent.profile.answers)
+    return next(handle for handle in reversed(list(agents)) if handle.profile.answers)
 
 
 class Chain(Organization):
@@ -84,7 +83,7 @@ class Chain(Organization):
         default="all", description="visible actions: all before the agent's own, or only the previous one"
     )
 
-    def answer_role(self, candidates: Sequence[str]) -> str:
+    def sole_answer_role(self, candidates: Sequence[str]) -> str:
         """Return the only answering role, or "" with several."""
         return candidates[0] if len(candidates) == 1 else ""
 
@@ -113,7 +112,7 @@ class Parallel(Organization):
         default="last", description="the last answering agent's answer, or the most frequent answer"
     )
 
-    def answer_role(self, candidates: Sequence[str]) -> str:
+    def sole_answer_role(self, candidates: Sequence[str]) -> str:
         """Return the only answering role, or "" with several or with a vote."""
         return candidates[0] if len(candidates) == 1 and self.answer == "last" else ""
 
@@ -145,7 +144,7 @@ class Reflective(Organization):
         for field in ("actor", "critic", "reviser"):
             yield from unknown_roles(f"team.{field}", [getattr(self, field)], roles)
 
-    def answer_role(self, candidates: Sequence[str]) -> str:  # noqa: ARG002
+    def sole_answer_role(self, candidates: Sequence[str]) -> str:  # noqa: ARG002
         """Return the reviser's role for a single revision, or ""."""
         return self.reviser if self.rounds == 1 and self.reviser not in (self.actor, self.critic) else ""
 
@@ -188,7 +187,7 @@ class Debate(Organization):
         if len(roles) - bool(self.judge) < 1:
             yield "team: a judge alone has nobody to listen to; add agents who debate"
 
-    def answer_role(self, candidates: Sequence[str]) -> str:  # noqa: ARG002
+    def sole_answer_role(self, candidates: Sequence[str]) -> str:  # noqa: ARG002
         """Return the judge's role, or "" without a judge."""
         return self.judge
 
@@ -247,7 +246,7 @@ class MixtureOfAgents(Organization):
         if len(roles) < 2:
             yield "team: a mixture of agents needs proposers beside the agent that answers"
 
-    def answer_role(self, candidates: Sequence[str]) -> str:
+    def sole_answer_role(self, candidates: Sequence[str]) -> str:
         """Return the aggregator's role."""
         return candidates[-1]
 
@@ -285,7 +284,7 @@ class Graph(Organization):
         except CycleError as error:
             yield f"team.visible: {' → '.join(reversed(error.args[1]))} is a circle, so nobody could begin"
 
-    def answer_role(self, candidates: Sequence[str]) -> str:
+    def sole_answer_role(self, candidates: Sequence[str]) -> str:
         """Return the only answering role, or "" with several."""
         return candidates[0] if len(candidates) == 1 else ""
 
@@ -334,7 +333,7 @@ class Hierarchical(Organization):
         """Yield a message for each unknown role."""
         yield from unknown_roles("team", (self.planner, *self.workers), roles)
 
-    def answer_role(self, candidates: Sequence[str]) -> str:
+    def sole_answer_role(self, candidates: Sequence[str]) -> str:
         """Return the role for combining the results, or "" if this role also plans or works."""
         return "" if candidates[-1] in (self.planner, *self.workers) else candidates[-1]
 

@@ -62,7 +62,7 @@ class PromptTooLongError(UserError):
 
 
 @dataclass(frozen=True, slots=True)
-class NotExact:
+class InexactContinuation:
     """Reason why a conversation cannot be extended exactly as its chat template would render it.
 
     Args:
@@ -92,7 +92,7 @@ class Renderer(Protocol):
             PromptTooLongError: the prompt does not fit, even after all permitted truncation.
         """
 
-    def start(self, policy: str, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> TokenIds:
+    def tokenize_prompt(self, policy: str, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> TokenIds:
         """Return the token ids of a conversation, up to the start of the agent's next turn, [T].
 
         Raises:
@@ -106,10 +106,10 @@ class Renderer(Protocol):
         messages: Sequence[ChatMessage],
         new: Sequence[ChatMessage],
         tools: Sequence[Tool],
-    ) -> TokenIds | NotExact:
+    ) -> TokenIds | InexactContinuation:
         """Return the ids to append after a turn: ``new`` and the start of the next turn, [T].
 
-        Return ``NotExact`` if the chat template cannot append them exactly.
+        Return ``InexactContinuation`` if the chat template cannot append them exactly.
 
         Args:
             ids: the conversation so far, with turns as sampled, [T].
@@ -142,13 +142,13 @@ class Renderer(Protocol):
             UserError: no turn of the policy can begin with this text.
         """
 
-    def turn(self, policy: str, action: Action) -> Sequence[ChatMessage]:
+    def turn_messages(self, policy: str, action: Action) -> Sequence[ChatMessage]:
         """Return an action as chat messages: its text, tool calls and tool outputs."""
 
-    def count(self, policy: str, text: str) -> int:
+    def count_tokens(self, policy: str, text: str) -> int:
         """Return the number of tokens in a text."""
 
-    def context(self, policy: str) -> int:
+    def context_length(self, policy: str) -> int:
         """Return the context length for prompt and action together, in tokens."""
 
     def clip(self, policy: str, text: str, tokens: int) -> str:
@@ -185,10 +185,10 @@ class Renderer(Protocol):
         messages: Sequence[ChatMessage],
         calls: Sequence[ToolCall],
         tools: Sequence[Tool],
-    ) -> TokenIds | NotExact:
+    ) -> TokenIds | InexactContinuation:
         """Return the ids to append after a ``turn`` with ``calls``: the tool outputs and the next turn's start, [T].
 
-        Return ``NotExact`` if the chat template cannot append them exactly.
+        Return ``InexactContinuation`` if the chat template cannot append them exactly.
 
         Args:
             messages: the conversation, up to the turn and its tool outputs.
@@ -228,7 +228,7 @@ class Renderer(Protocol):
         Return None otherwise.
         """
 
-    def option(self, policy: str, text: str) -> TokenIds:
+    def tokenize_option(self, policy: str, text: str) -> TokenIds:
         """Return the ids for a whole turn with this text, including the end-of-turn token, [T]."""
 
     def response_prefix(self, policy: str, action: Action) -> int:

@@ -59,8 +59,8 @@ class OpenToolSession:
             seconds: timeout of the call.
 
         Raises:
-            OverdueError: the call exceeded its timeout.
-            RaisedError: the tool raised an error.
+            CallTimeoutError: the call exceeded its timeout.
+            UserCodeError: the tool raised an error.
             RuntimeError: an earlier call never ended, or the tools could not be opened within ``OPEN_SECONDS``.
         """
         async with self._call_lock:

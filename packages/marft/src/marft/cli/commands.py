@@ -319,22 +319,6 @@ def report(
 
 
 @app.command()
-def replay(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
-    algorithms: Annotated[str, typer.Option(help="Presets, with commas; the run's own name means its own settings.")],
-    step: Annotated[int, typer.Option(min=0, help="A recorded training step; 0: the last one.")] = 0,
-    episodes: Annotated[int, typer.Option(min=0, help="How many episodes to show: those most disagreed about.")] = 4,
-) -> None:
-    """Assign credit to recorded episodes with several algorithms.
-
-    Shows side by side which actions each algorithm reinforces, and how much.
-    """
-    from marft.cli import handlers
-
-    handlers.replay(run, algorithms.split(","), step, episodes)
-
-
-@app.command()
 def graph(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
     episode: Annotated[str, typer.Argument(help="Its index in the step (0, 1, …), or task#sample.")] = "0",

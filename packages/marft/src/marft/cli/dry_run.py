@@ -16,7 +16,7 @@ from marft.envs.game_runtime import check_agent, open_terms
 from marft.envs.tasks import NoTasksError, check_step_limit, read_tasks
 from marft.inference.endpoints.client import Endpoint
 from marft.inference.runtime import build_renderer
-from marft.models.tokenizer_format import TokenizerFormat, load_formats
+from marft.models.tokenizer_format import TokenizerFormat, load_tokenizer_formats
 
 MAX_PROMPT_LENGTH = 80  # maximum length of a task in the output, in characters
 
@@ -47,7 +47,7 @@ def check_setup(run: RunSettings) -> list[str]:
             f"{split}: {len(tasks)} tasks, the first is {sanitize(tasks[0].id)}: {prompt[:MAX_PROMPT_LENGTH]}"
         )
     silence_transformers()
-    formats = load_formats(run)
+    formats = load_tokenizer_formats(run)
     _check_components(run, formats)
     for name, model in formats.items():
         ends = " or ".join(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marft.common.atomic import PRIVATE_MODE, write_file
-from marft.common.error_origin import describe_error, error_location
+from marft.common.error_origin import describe_error, error_function, error_location
 from marft.common.errors import RunError, UserError
 from marft.common.texts import replace_surrogates, sanitize, truncate
 from marft.common.version import __version__
@@ -207,26 +207,12 @@ def _out_of_inodes(path: Path | None) -> bool:
 
 def _describe_bug(error: Exception) -> str:
     """Return a message for an unexpected error: source, location and traceback file."""
-    part = _find_plugin(error)
-    source = (
-        f"{part} raised " if part and error_location(error) else f"unforeseen, in {part}: " if part else "unforeseen: "
-    )
+    function = error_function(error)
+    source = f"{function} raised " if function else "unforeseen: "
     path = _save_traceback(error)
     trace_note = f"The traceback is in {path}; --debug prints it" if path else "--debug prints the traceback"
     saved = " Everything saved before is whole; --resume goes on from there." if _has_checkpoints() else ""
     return f"{source}{describe_error(error)}. {trace_note}.{saved}"
-
-
-def _find_plugin(error: BaseException) -> str:
-    """Return the innermost plugin in the traceback: ``credit 'my_package.credits:Median'``."""
-    from marft.config.plugins import Plugin, plugin_label
-
-    label = ""
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        part = frame.f_locals.get("self")
-        if isinstance(part, Plugin):
-            label = plugin_label(part)
-    return label
 
 
 def _has_checkpoints() -> bool:

@@ -12,6 +12,7 @@ from marft.cli.errors import open_run, set_run_folder
 from marft.cli.handlers import console, progress_bar, silence_transformers
 from marft.cli.output import Output, OutputMode, open_output
 from marft.common.errors import UserError
+from marft.common.log import get_logger
 from marft.config.load import load_recipe, other_overrides, override_keys, to_toml
 from marft.config.plugins import load_registered
 from marft.config.run import RunSettings
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from marft.evaluation.evaluate import Evaluation
     from marft.evaluation.scenarios import ScenarioSet
 
+logger = get_logger(__name__)
 EVALUATED_FOLDER = "evaluated"  # folder, among the runs, for evaluations of targets that are not runs
 JSON_FIELDS = (  # fields of an evaluation in JSON output
     "target",
@@ -53,7 +55,7 @@ class EvaluationOptions:
     tasks: int = 0
     attempts: int = 0
     shuffle_messages: bool = False
-    again: bool = False
+    rerun: bool = False
     scenarios: Path | None = None
     trust_code: bool = False
     by: str = ""  # task field for additional metrics by cohort
@@ -140,7 +142,7 @@ def evaluate(
             in_report = target.folder and not (options.scenarios or options.suite or options.team_file)
             out.print(
                 f"saved in {target.output_folder.evaluations}"
-                + (f"; see {target.output_folder.report}" if in_report else "")
+                + (f"; see {target.output_folder.report_path}" if in_report else "")
             )
         out.emit("done", evaluations=len(rows), runs=[target.output_folder.path for target in targets])
 
@@ -295,15 +297,14 @@ def _evaluate_target(
                 reorganized=target.reorganized,
             ),
             advance,
-            out.note,
             target.check,
-            storage=StorageOptions(target.output_folder.evaluations, options.again),
+            storage=StorageOptions(target.output_folder.evaluations, options.rerun),
         )
-    save_recipe(target, out.note)
+    save_recipe(target)
     return [replace(result, checkpoint=target.base_name) if target.base_name else result for result in results]
 
 
-def save_recipe(target: EvaluationTarget, note: Callable[[str], None]) -> None:
+def save_recipe(target: EvaluationTarget) -> None:
     """Update a run's report, or save the recipe for comparisons with another target."""
     from marft.evaluation.report import write_report
     from marft.evaluation.store import READ_ONLY_ERRORS
@@ -311,14 +312,14 @@ def save_recipe(target: EvaluationTarget, note: Callable[[str], None]) -> None:
     try:
         if target.folder is not None:
             write_report(target.folder)
-        elif not target.output_folder.config.is_file() or target.output_folder.config.read_text(
+        elif not target.output_folder.config_path.is_file() or target.output_folder.config_path.read_text(
             encoding="utf-8"
         ) != to_toml(target.run):
             target.output_folder.write_config(target.run)
     except OSError as error:
         if error.errno not in READ_ONLY_ERRORS:
             raise
-        note(f"nothing can be written in {target.output_folder.path} ({error.strerror}): it stays as it was")
+        logger.warning(f"nothing can be written in {target.output_folder.path} ({error.strerror}): it stays as it was")
 
 
 def _evaluation_folder(run: RunSettings, name: str) -> RunFolder:

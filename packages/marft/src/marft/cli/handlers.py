@@ -12,15 +12,16 @@ from pathlib import Path
 from rich.progress import Progress
 from rich.text import Text
 
-from marft.cli.console import INTERRUPTED, bold, wide_console
+from marft.cli.console import INTERRUPTED, wide_console
 from marft.cli.errors import open_run, set_run_folder
-from marft.cli.listings import load_preset
 from marft.cli.output import OutputMode, open_output
 from marft.common import atomic
 from marft.common.errors import UserError
+from marft.common.log import receive_logs
 from marft.common.texts import single_line
 from marft.config import RunSettings, load_recipe, to_toml
 from marft.config.run import check_packages, check_trainable
+from marft.config.secrets import redacted
 from marft.evaluation.checkpoint_results import build_comparison_tables, describe_unevaluated
 from marft.evaluation.evaluate import ProgressCallback
 from marft.inference.subprocess_engine.python_environment import install as make_environment
@@ -90,18 +91,18 @@ def train(
             )
         write_report(folder)
         stopped = state.step < steps
-        out.emit("done", step=state.step, steps=steps, stopped=stopped, run=folder.path, report=folder.report)
+        out.emit("done", step=state.step, steps=steps, stopped=stopped, run=folder.path, report=folder.report_path)
         if stopped:
             out.print(f"stopped after step {state.step}. Go on with:  marft train {folder.path} --resume")
             raise SystemExit(INTERRUPTED)
         if state.step == callback.completed_steps:
             out.print(f"all {state.step} steps were trained before; for more:  --training.steps {2 * state.step}")
             return
-        out.print(f"trained {state.step} steps. See {folder.report}, or:  marft eval {folder.path}")
+        out.print(f"trained {state.step} steps. See {folder.report_path}, or:  marft eval {folder.path}")
 
 
 def play(
-    path: Path, overrides: Sequence[str], human_roles: Sequence[str], checkpoint: str, task: int, again: str = ""
+    path: Path, overrides: Sequence[str], human_roles: Sequence[str], checkpoint: str, task: int, fork_from: str = ""
 ) -> None:
     """``marft play``.
 
@@ -111,7 +112,7 @@ def play(
         human_roles: roles that people play.
         checkpoint: checkpoint of the run; a recipe uses its base.
         task: index of the task in the test split.
-        again: action of a recorded episode from which to play again; "" for none.
+        fork_from: action of a recorded episode from which to play again; "" for none.
     """
     run, folder = _load_run(path, overrides)
     silence_transformers()
@@ -119,44 +120,7 @@ def play(
         sys.stdin.reconfigure(errors="replace")  # accept typed or pasted bytes that are not valid text
     from marft.cli.live import EpisodeScreen, play_live
 
-    play_live(run, folder, checkpoint if folder else "base", task, human_roles, EpisodeScreen(console), again)
-
-
-def replay(path: Path, names: Sequence[str], step: int, episodes: int) -> None:
-    """``marft replay``.
-
-    Args:
-        path: folder of a run.
-        names: presets to compare; the run's own name means its own settings.
-        step: recorded training step; 0: the last one.
-        episodes: number of episodes to show.
-    """
-    folder = open_run(path)
-    own_algorithm = folder.settings().algorithm
-    names = list(dict.fromkeys(name.strip() for name in names if name.strip()))
-    if not names:
-        raise UserError("--algorithms: name at least one, for example marft,grpo")
-    presets = [load_preset(name).model_copy(update={"reward": own_algorithm.reward}) for name in names]
-    algorithms = [own_algorithm if preset.name == own_algorithm.name else preset for preset in presets]
-    silence_transformers()
-    from marft.trainer import credit_report
-    from marft.trainer.credit_audit import audit_credit as run_replay
-
-    with progress_bar("crediting") as advance:
-        advance(len(algorithms))
-        audit = run_replay(folder, algorithms, step, on_done=advance)
-    figures = credit_report.select_heatmaps(audit, episodes)
-    target = folder.replays / f"step_{audit.step:06d}"
-    credit_report.write_credit_report(target, f"{folder.path.resolve().name}: step {audit.step}", audit, figures)
-    console.print(bold(f"{len(audit.episodes)} episodes of step {audit.step}\n"))
-    console.print(credit_report.audit_table(audit), "")
-    if len(algorithms) > 1:
-        console.print(credit_report.agreement_table(audit), "")
-    if figures:
-        console.print(credit_report.action_table(audit, figures), "")
-    for note in credit_report.audit_notes(audit):
-        console.print(note, soft_wrap=True)
-    console.print(f"see {target.with_suffix('.html')}", soft_wrap=True)
+    play_live(run, folder, checkpoint if folder else "base", task, human_roles, EpisodeScreen(console), fork_from)
 
 
 def graph(path: Path, name: str, step: int) -> None:
@@ -228,7 +192,7 @@ def report(path: Path, against: Sequence[Path]) -> None:
     write_report(folder, other_folders)
     for problem in describe_unevaluated(other_folders):
         console.print(f"not shown: {problem}", soft_wrap=True)
-    console.print(f"wrote {folder.report}")
+    console.print(f"wrote {folder.report_path}")
 
 
 def silence_transformers() -> None:
@@ -299,15 +263,8 @@ def export(
     from marft.runs.export.manifest import RECIPE
     from marft.runs.export.recipe import trust_flag
 
-    target = export_run(
-        folder,
-        checkpoint,
-        output,
-        merged=merged,
-        overwrite=overwrite,
-        target_team=change,
-        note=lambda text: console.print(text, soft_wrap=True),
-    )
+    with receive_logs(redacted(lambda text: console.print(text, soft_wrap=True))):
+        target = export_run(folder, checkpoint, output, merged=merged, overwrite=overwrite, target_team=change)
     trust = trust_flag(tomllib.loads((target / RECIPE).read_text(encoding="utf-8")))
     console.print(f"wrote {target}. See {target / 'README.md'}, or:  marft serve {target}{trust}", soft_wrap=True)
 

@@ -25,9 +25,7 @@ from marft.evaluation.replay_point import ReplayPoint
 from marft.evaluation.session import find_checkpoint
 from marft.inference.remote import HumanSampler
 from marft.rollout.local_runner import LocalRolloutRunner
-from marft.runs.checkpoints import load_policies
 from marft.runs.run_folder import RunFolder
-from marft.runs.state import read_learned_prompts
 
 
 class EpisodeScreen:
@@ -135,9 +133,7 @@ def play_live(
     with LocalRolloutRunner(run) as rollouts:
         attempt = attempt or _test_attempt(run, task)
         screen.replayed_ids = attempt.replay.actions if attempt.replay else ()
-        if path is not None:
-            load_policies(path, rollouts.models, dict.fromkeys(run.trained_policies))
-            rollouts.instruct(read_learned_prompts(path))
+        rollouts.load_checkpoint(path)
         rollouts.publish(0)
         screen.human_roles = human_roles
         for agent in rollouts.team.agents:

@@ -9,7 +9,7 @@ from io import TextIOWrapper
 import marft.cli.search_path  # noqa: F401 (before all other libraries)
 from marft.cli import commands  # noqa: F401  (registers the commands, in the order of the help)
 from marft.cli.app import app, expand_command_paths
-from marft.common import user_modules
+from marft.common.log import receive_logs
 from marft.common.texts import sanitize
 
 expand_command_paths(app)
@@ -27,8 +27,8 @@ def command() -> None:
 def main() -> None:
     """Run the command from ``sys.argv`` with user-friendly errors.
 
-    Modules that a recipe names by import path may be in the working folder. The command reports on stderr which files
-    it runs for them.
+    Log records go to stderr until the command opens its output. They report for example which files the command runs
+    for import paths in recipes.
     """
     from marft.cli.errors import DEBUG_FLAG, report_errors
     from marft.cli.shutdown import handle_sigterm, resend_dropped
@@ -37,14 +37,15 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # replace characters that the terminal cannot show
-    user_modules.set_note_listener(_print_note)
     words = [word for word in sys.argv[1:] if word != DEBUG_FLAG]
-    with resend_dropped(), report_errors(debug=DEBUG_FLAG in sys.argv):
+    with resend_dropped(), receive_logs(_print_record), report_errors(debug=DEBUG_FLAG in sys.argv):
         app(words, prog_name="marft")
 
 
-def _print_note(text: str) -> None:
-    sys.stderr.write(f"{sanitize(text)}\n")
+def _print_record(text: str) -> None:
+    from marft.config.secrets import redact
+
+    sys.stderr.write(f"{sanitize(redact(text))}\n")
 
 
 if __name__ == "__main__":

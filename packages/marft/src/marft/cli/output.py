@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import math
 import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Literal, TextIO
 
@@ -20,8 +21,10 @@ from marft.cli.console import wide_console
 from marft.cli.streams import open_safe_stream
 from marft.cli.terminal import InterruptibleCallback, QuietCallback, TerminalCallback, TimeEstimate
 from marft.common.errors import UserError
+from marft.common.log import receive_logs
 from marft.common.texts import replace_surrogates
 from marft.common.types import Episode
+from marft.config.secrets import redacted
 
 SCHEMA_VERSION = 1  # incremented when a key is removed or changes its meaning
 
@@ -115,7 +118,7 @@ class JsonCallback(InterruptibleCallback):
         """Write a ``step`` line."""
         self._step, timestamp = step, time.monotonic()
         self._eta.update(timestamp)
-        seconds_left = self._eta.seconds(self._steps - step, timestamp)
+        seconds_left = self._eta.remaining_seconds(self._steps - step, timestamp)
         self._lines.write("step", step=step, steps=self._steps, seconds_left=seconds_left, metrics=metrics)
 
     def on_guard(self, step: int, name: str, sentence: str) -> None:
@@ -171,9 +174,9 @@ class Output:
 
 @contextmanager
 def open_output(mode: OutputMode) -> Iterator[Output]:
-    """Yield the output channel for a mode."""
-    if mode == "json":
-        with json_lines_stdout() as lines:
-            yield Output(mode, wide_console(), lines)
-    else:
-        yield Output(mode, wide_console(), None)
+    """Yield the output channel for a mode. It receives log records as notes; with ``--quiet``, warnings only."""
+    with ExitStack() as stack:
+        lines = stack.enter_context(json_lines_stdout()) if mode == "json" else None
+        out = Output(mode, wide_console(), lines)
+        stack.enter_context(receive_logs(redacted(out.note), logging.WARNING if mode == "quiet" else logging.INFO))
+        yield out

@@ -101,7 +101,7 @@ def show_episodes(path: Path, step: int | None, agent: str, task: str, sort_orde
             console.print(item)
         return
     folder = open_run(path)
-    recorded = PromptDecoder(folder.config)
+    recorded = PromptDecoder(folder.config_path)
     if task and step is None:
         if agent or sort_orders:
             raise UserError(
@@ -275,7 +275,7 @@ def follow_run(path: Path, step: int | None, agent: str, task: str, sort_orders:
         raise UserError("--follow shows every step as it comes; it goes with --agent, --count, and one of --worst, …")
     order = cast("Order", sort_orders[0] if sort_orders else "")
     folder, console = open_run(path), wide_console()
-    recorded = PromptDecoder(folder.config)
+    recorded = PromptDecoder(folder.config_path)
     try:
         for file in _new_files(folder):
             episodes = read_task_episodes(file, "")

@@ -369,7 +369,7 @@ class TimeEstimate:
         """
         self._end_times.append(timestamp)
 
-    def seconds(self, steps_left: int, timestamp: float) -> float:
+    def remaining_seconds(self, steps_left: int, timestamp: float) -> float:
         """Return the estimated seconds until ``steps_left`` more steps end; NaN before the first step ends."""
         steps = len(self._end_times) - 1
         if steps < 1:
@@ -388,7 +388,7 @@ class TimeEstimate:
         >>> eta.update(60.0); eta.format(9, 60.0)
         'perhaps 9:00 left'
         """
-        seconds, steps = self.seconds(steps_left, timestamp), len(self._end_times) - 1
+        seconds, steps = self.remaining_seconds(steps_left, timestamp), len(self._end_times) - 1
         if math.isnan(seconds):
             return "first step"
         return f"{'' if steps >= MIN_ETA_STEPS else 'perhaps '}{format_duration(seconds)} left"

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 import secrets
@@ -131,6 +132,20 @@ def digest_of_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def digest_of_json(value: object) -> str:
+    """Return the SHA-256 digest of a value as JSON, in hexadecimal digits; the order of keys does not count."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def replace_non_finite(value: object) -> object:
+    """Return a JSON value with null for each number that is not finite."""
+    if isinstance(value, dict):
+        return {str(key): replace_non_finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [replace_non_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def read_json(path: Path) -> Any:
     """Return the parsed content of a JSON file.
 
@@ -160,7 +175,10 @@ def unused_path(path: Path, label: str) -> Path:
 def remove_temp_entries(folder: Path) -> None:
     """Delete temporary files and folders that a crash left in ``folder``."""
     for entry in folder.glob(f"{TEMP_PREFIX}*"):
-        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
 
 
 def is_temp_file(path: Path) -> bool:

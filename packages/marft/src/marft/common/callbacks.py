@@ -29,7 +29,8 @@ class Callback:
     """Base class for callbacks. Override the methods that you need; the defaults do nothing.
 
     The training thread of the main process calls all methods, in the order in which the callbacks are listed, and waits
-    for them. An exception in a callback ends the run; checkpoints saved before it stay complete.
+    for them. Only :meth:`on_note` may come from another thread of the run. An exception in a callback ends the run;
+    checkpoints saved before it stay complete.
     """
 
     @property
@@ -104,7 +105,7 @@ class Callback:
         self.on_note(f"step {step}: {sentence}")
 
     def on_note(self, text: str) -> None:
-        """Handle a message for the user: a sentence or two."""
+        """Handle a message for the user, a log record of the run: a sentence or two."""
 
     def on_train_end(self, error: BaseException | None) -> None:
         """Handle the end of training; release resources here.

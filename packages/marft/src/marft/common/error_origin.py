@@ -6,6 +6,7 @@ import sys
 import sysconfig
 import traceback
 from pathlib import Path
+from types import CodeType
 
 from marft.common.packages import is_first_party_file
 from marft.common.texts import format_error
@@ -22,15 +23,29 @@ def error_location(error: BaseException) -> str:
     """
     if isinstance(error, SyntaxError) and isinstance(error.filename, str) and isinstance(error.lineno, int):
         return f"{Path(error.filename).name}:{error.lineno}"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
-    last = max((index for index, frame in enumerate(frames) if is_first_party_file(frame.filename)), default=-1)
-    package_frames = [frame for frame in frames[last + 1 :] if _is_installed(frame.filename)]
-    user_frames = [frame for frame in frames if not _is_not_user_code(frame.filename)]
-    chosen = user_frames[-1] if user_frames else package_frames[0] if package_frames else None
-    if chosen is None and isinstance(error.__cause__, StopIteration) and error.__cause__ is not error:
+    code, line = _origin(error)
+    return f"{Path(code.co_filename).name}:{line}" if code else ""
+
+
+def error_function(error: BaseException) -> str:
+    """Return the function of :func:`error_location`, as ``Median.assign``; "" if only MARFT was running."""
+    code, _ = _origin(error)
+    return code.co_qualname.replace("<locals>.", "") if code else ""
+
+
+def _origin(error: BaseException) -> tuple[CodeType | None, int]:
+    """Return the code and line of the user, else of the package that MARFT called; None if only MARFT was running."""
+    lines = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    lines = [(code, line) for code, line in lines if not code.co_filename.startswith("<")]
+    last = max((index for index, (code, _) in enumerate(lines) if is_first_party_file(code.co_filename)), default=-1)
+    package_lines = [(code, line) for code, line in lines[last + 1 :] if _is_installed(code.co_filename)]
+    user_lines = [(code, line) for code, line in lines if not _is_not_user_code(code.co_filename)]
+    if user_lines or package_lines:
+        return user_lines[-1] if user_lines else package_lines[0]
+    if isinstance(error.__cause__, StopIteration) and error.__cause__ is not error:
         # a coroutine cannot raise StopIteration: the RuntimeError that replaces it has it as its cause
-        return error_location(error.__cause__)
-    return f"{Path(chosen.filename).name}:{chosen.lineno}" if chosen else ""
+        return _origin(error.__cause__)
+    return None, 0
 
 
 def describe_error(error: BaseException) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
 from marft.common.reasoning import StopString
 
@@ -45,6 +47,22 @@ def single_line(text: str) -> str:
     'a b�[2J'
     """
     return " ".join(sanitize(text).split())
+
+
+def parse_json_text(value: object) -> Any:
+    """Parse JSON text; return other values unchanged."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        return value
+
+
+def common_prefix(first: str, second: str) -> str:
+    """Return the common prefix of two texts."""
+    size = next(
+        (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
+    )
+    return first[:size]
 
 
 def cut_at_stop(text: str, stops: Sequence[str | StopString]) -> str:

@@ -550,3 +550,10 @@ class ActionCredit:
     entropy: npt.NDArray[np.float64] | None
     log_prob_diff: npt.NDArray[np.float64] | None
     gradient_size: float | None
+
+
+# an episode and everything inside it
+EPISODE_TYPES = (
+    Episode, Task, Action, ActionKey, VersionRange, Choice, Option, ToolCall, Usage, PromptReset, GrammarMasks,
+    HelperCallRecord, Transition, Observation, StepInfo, Fork,
+)  # fmt: skip

@@ -11,8 +11,7 @@ import hashlib
 import importlib
 import json
 import sys
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
@@ -23,7 +22,9 @@ from types import CodeType, FrameType, FunctionType, ModuleType
 
 from marft.common.atomic import digest_of_file
 from marft.common.errors import UserError
+from marft.common.log import get_logger
 
+logger = get_logger(__name__)
 PROJECT_FILE, SOURCE_FOLDER = "pyproject.toml", "src"  # marks of a project with a src layout
 # layout of an export: manifest, its format, and the folder of the modules
 MANIFEST, MANIFEST_FORMAT, CODE_FOLDER = "team.json", "a team of MARFT", "code"
@@ -122,8 +123,7 @@ class SourceLoader(SourceFileLoader):
 _roots: list[ModuleRoot] = []  # roots of the recipes read by this process, latest first
 # roots for the module being imported by name
 _active_roots: ContextVar[Sequence[ModuleRoot]] = ContextVar("_searched", default=())
-_note_listeners: list[Callable[[str], None]] = []
-_sent_notes: set[str] = set()
+_sent_warnings: set[str] = set()
 verified_folders: set[Path] = set()  # exports, and folders of exports, whose files were checked in this process
 
 
@@ -302,20 +302,11 @@ def subprocess_env(folder: str) -> dict[str, str]:
     return {"PYTHONDONTWRITEBYTECODE": "1"} if folder and find_export(Path(folder)) else {}
 
 
-def set_note_listener(listener: Callable[[str], None]) -> None:
-    """Call ``listener`` with each future note, and drop earlier listeners.
-
-    Notes report the file that an import path runs, and files that an export does not list.
-    """
-    _note_listeners[:] = [listener]
-
-
-def notify_once(text: str) -> None:
-    """Pass a note to the listeners, once per text. Without a listener, issue a warning."""
-    if text and text not in _sent_notes:
-        _sent_notes.add(text)
-        for listener in _note_listeners or (warnings.warn,):
-            listener(text)
+def warn_once(text: str) -> None:
+    """Log a warning, once per text; nothing for ""."""
+    if text and text not in _sent_warnings:
+        _sent_warnings.add(text)
+        logger.warning(text)
 
 
 def import_user_module(module: str, folder: str = "") -> ModuleType:
@@ -335,8 +326,7 @@ def import_user_module(module: str, folder: str = "") -> ModuleType:
     finally:
         _active_roots.reset(token)
     if new and isinstance(getattr(imported, "__loader__", None), SourceLoader):
-        for listener in _note_listeners:
-            listener(f"runs {imported.__file__}")
+        logger.info(f"runs {imported.__file__}")
     return imported
 
 

@@ -56,6 +56,11 @@ class OptimizerSettings(Settings):
         default=1.0, description="gradient clipping: maximum norm per policy"
     )
 
+    @property
+    def depends_on_steps(self) -> bool:
+        """True if the learning rate of a step depends on the total number of steps."""
+        return self.schedule in ("linear", "cosine")
+
 
 class RewardSettings(Settings):
     """Reward composition before credit assignment.
@@ -408,7 +413,8 @@ def reduce_to_changes(table: Mapping[str, object]) -> dict[str, object]:
     if not isinstance(preset, str) or preset not in PRESETS:
         raise UserError(f"algorithm.complete_from: no algorithm is called {preset!r}; remove it, or name a preset")
     defaults = AlgorithmSettings.model_validate({"name": preset}).model_dump(mode="json", exclude_none=True)
-    return {**_changed_entries(defaults, settings), **{key: settings[key] for key in ("name",) if key in settings}}
+    changed = _changed_entries(defaults, settings)
+    return {**changed, "name": settings["name"]} if "name" in settings else changed
 
 
 def _changed_entries(defaults: Mapping[str, object], table: Mapping[str, object]) -> dict[str, object]:

@@ -81,6 +81,22 @@ def load_recipe(
     return parse_recipe(table, overrides, str(path), changes, given)
 
 
+def read_plain_table(config: Path) -> Mapping[str, object]:
+    """Return a saved recipe as a plain table, without its plugins; empty if the file cannot be read."""
+    try:
+        return tomllib.loads(config.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+
+
+def get_table(table: Mapping[str, object], *keys: str) -> Mapping[str, object]:
+    """Return an inner table of a plain table; empty if there is none."""
+    for key in keys:
+        inner = table.get(key)
+        table = inner if isinstance(inner, dict) else {}
+    return table
+
+
 def _find_recipe_file(path: Path) -> Path:
     if path.is_file():
         return path

@@ -79,6 +79,7 @@ class ModelSettings(Settings):
 
 
 MAX_LORA_RANK = 65_536  # maximum rank of an adapter
+VLLM_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # values of max_lora_rank that vLLM supports
 UNSUPPORTED_TARGETS = ("lm_head", "embed_out", "embed_tokens", "wte")  # names of output layers and embeddings
 
 

@@ -4,7 +4,7 @@ A base class declares its kind (:class:`marft.config.plugins.Plugin`)::
 
     class Channel(Plugin, ABC, kind="channels", label="a channel"):
         @abstractmethod
-        def carry(self, messages: Sequence[Message]) -> Sequence[Message | None]: ...
+        def transform(self, messages: Sequence[Message]) -> Sequence[Message | None]: ...
 
 Methods, arguments, attributes and the types of attributes are read from the base class.
 """

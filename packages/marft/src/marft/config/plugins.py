@@ -3,7 +3,7 @@
 An environment, organization, credit, objective or schedule is one class in one file, derived from the base class of its
 kind (:mod:`marft.config.interfaces`). A recipe selects it by a name that an installed package, MARFT included,
 registered under the entry-point group ``marft.<kind>``. The alternative is an import path
-(``my_package.module:Class``). The class is held against the base class when the recipe is loaded
+(``my_package.module:Class``). The class is checked against its base class when the recipe is loaded
 (:mod:`marft.config.plugin_kinds`).
 """
 
@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import (
+    AfterValidator,
     GetCoreSchemaHandler,
     PrivateAttr,
     SerializerFunctionWrapHandler,
@@ -29,7 +30,7 @@ from marft.common.packages import is_first_party, missing_extra, registered_entr
 from marft.common.user_modules import import_user_module
 from marft.config.paths import RECIPE_FOLDER, check_name_conflict
 from marft.config.plugin_kinds import PLUGIN_KINDS, PluginKind
-from marft.config.python_objects import ObjectPlaceholder
+from marft.config.python_objects import ImportPath, ObjectPlaceholder
 from marft.config.settings import Settings, did_you_mean
 
 IRREGULAR_SINGULARS = {"memories": "memory"}  # kinds with an irregular plural
@@ -100,11 +101,6 @@ def singular(kind: str) -> str:
     ('credit', 'memory')
     """
     return IRREGULAR_SINGULARS.get(kind, kind[:-1])
-
-
-def plugin_label(plugin: Plugin) -> str:
-    """Return a plugin's label for messages: ``credit 'my_package.credits:Median'``."""
-    return f"{singular(plugin.plugin_kind.name) if plugin.plugin_kind else 'part'} {plugin.name!r}"
 
 
 def plugin_names(kind: str) -> list[str]:
@@ -185,6 +181,15 @@ def import_object(path: str, context: Mapping[str, object] | None = None) -> Any
     return target
 
 
+def _check_function(path: str, info: ValidationInfo) -> str:
+    if path and not callable(import_object(path, info.context)):
+        raise PydanticCustomError("function", "{path} is no function", {"path": repr(path)})
+    return path
+
+
+FunctionPath = Annotated[ImportPath, AfterValidator(_check_function)]  # import path of a function, or ""
+
+
 def _import(path: str, load: Callable[[], object]) -> object:
     try:
         return load()
@@ -242,5 +247,5 @@ def _validate_plugin(cls: type[Plugin], table: dict[str, object], context: Mappi
         return cls.model_validate(table, context=context)
     except (ValidationError, PydanticCustomError):
         raise
-    except Exception as error:
+    except Exception as error:  # validators of user code can raise anything
         raise UserError(f"{cls.__module__}.{cls.__qualname__} raised {describe_error(error)}") from error

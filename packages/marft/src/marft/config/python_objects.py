@@ -65,7 +65,7 @@ def check_objects(table: Mapping[str, Any], source: str) -> None:
         source: origin of the tables, for the message.
 
     Raises:
-        NotGivenError: an object is missing.
+        MissingObjectError: an object is missing.
     """
     missing = dict(_missing_objects(table))
     if missing:

@@ -390,7 +390,7 @@ def _minibatch_problems(run: RunSettings) -> Iterable[str]:
     if run.algorithm.credit.fork_plan or not run.team.single_action_each:
         return
     agents_per_policy = Counter(agent.policy for agent in run.agents if agent.policy in run.trained_policies)
-    steps = run.environment.episode_limit or run.rollout.max_steps
+    steps = run.environment.max_episode_steps or run.rollout.max_steps
     tasks, samples, max_agents = (
         run.rollout.tasks_per_step,
         run.rollout.samples_per_task,

@@ -50,7 +50,9 @@ class CurriculumSettings(Settings):
         default=0.2, description="maximum success rate at the hardest active level to remove the level"
     )
     episodes: Count = Field(default=64, description="episodes at the hardest active level before each decision")
-    review: Fraction = Field(default=0.25, description="share of tasks from easier levels, split evenly between them")
+    review_fraction: Fraction = Field(
+        default=0.25, description="share of tasks from easier levels, split evenly between them"
+    )
 
     @model_validator(mode="after")
     def _check_thresholds(self) -> CurriculumSettings:
@@ -60,8 +62,10 @@ class CurriculumSettings(Settings):
             )
         if len(set(map(str, self.levels))) < len(self.levels):  # tasks store their level as text
             raise PydanticCustomError("curriculum", "levels names one twice")
-        if self.review == 1:
-            raise PydanticCustomError("curriculum", "review = 1 leaves nothing for the hardest level; set it below 1")
+        if self.review_fraction == 1:
+            raise PydanticCustomError(
+                "curriculum", "review_fraction = 1 leaves nothing for the hardest level; set it below 1"
+            )
         return self
 
 

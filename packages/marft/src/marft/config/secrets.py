@@ -10,7 +10,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise, zip_longest
 from typing import TypeVar, cast
@@ -383,6 +383,11 @@ def redact(text: str) -> str:
     if "=" in text:
         text = QUERY_PARAMETER.sub(_redact_value, text)
     return SECRET_PATTERN.sub(MASK, text)
+
+
+def redacted(receive: Callable[[str], None]) -> Callable[[str], None]:
+    """Return a function that redacts a text before it passes the text on, for log records."""
+    return lambda text: receive(redact(text))
 
 
 def _redact_login(match: re.Match[str]) -> str:

@@ -101,7 +101,7 @@ class Cluster(Section):
 
     @abstractmethod
     def open_launcher(self, run: RunSettings, kind: ProcessKind, count: int, gpus: float | None = None) -> Launcher:
-        """Return a starter for ``count`` processes with one kind. Close it after use.
+        """Return a launcher for ``count`` processes with one kind. Close it after use.
 
         Args:
             gpus: GPUs requested by each process; None: the recipe's number.
@@ -118,7 +118,7 @@ def find_cluster(run: RunSettings) -> Cluster | None:
 
 
 def open_launcher(run: RunSettings, kind: ProcessKind, count: int, gpus: float | None = None) -> Launcher:
-    """Return a starter for ``count`` processes, local unless the run has a cluster. Close it after use.
+    """Return a launcher for ``count`` processes, local unless the run has a cluster. Close it after use.
 
     Args:
         gpus: GPUs requested by each process on a cluster; None: the recipe's number.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +10,7 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError
 
-from marft.common.atomic import read_text
+from marft.common.atomic import digest_of_json, read_text
 from marft.common.errors import UserError
 from marft.config.helpers import without_helpers
 from marft.config.load import parse_recipe
@@ -123,7 +121,7 @@ def describe_team_change(trained: RunSettings, evaluated: RunSettings, change: T
             raise UserError(f"{change.name} is the team of {trained.name} as it is; leave it out")
         return {}
     identity = {"asked": change.tables if change else {}, **after}
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()
+    digest = digest_of_json(identity)
     old_roles, new_roles = ([agent.role for agent in run.agents] for run in (trained, evaluated))
     unnamed = f"{after['team']['organization'].replace(':', '.')}-{digest[:DIGEST_LENGTH]}"
     return {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping
 from string import ascii_uppercase
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 from marft.agents.answers import find_answer, find_bold, find_statement, strip_markup
 from marft.common.errors import UserError
 from marft.common.reasoning import strip_reasoning
+from marft.common.texts import parse_json_text
 from marft.envs.table_rows import format_value
 
 _REFERS_TO_OTHERS = re.compile(
@@ -53,7 +53,7 @@ def parse_choices(cell: Any) -> Choices:
     """
     labels: object = None
     if isinstance(cell, str) and cell.lstrip().startswith(("[", "{")):
-        cell = _try_parse_json(cell)
+        cell = parse_json_text(cell)
     if isinstance(cell, Mapping):
         cell, labels = cell.get("text"), cell.get("label")
     if not isinstance(cell, list) or not cell:
@@ -171,13 +171,6 @@ def _label_on_first_line(text: str, choices: Choices) -> str:
     if not label or (other_labels and re.search(rf"(?<!\w)(?:{other_labels})(?!\w)", remaining_lines)):
         return ""
     return label
-
-
-def _try_parse_json(text: str) -> object:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
 
 
 def _equal_text(text: str, *candidates: str) -> bool:

@@ -65,7 +65,7 @@ class AnswerGrader(Settings):
     needs_answer: ClassVar[bool] = True
     name: str = Field(description="name of the grader")
 
-    def check(self, answer: object, cells: Cells) -> None:
+    def check_answer(self, answer: object, cells: Cells) -> None:
         """Check a row's correct answer.
 
         Raises:
@@ -100,7 +100,7 @@ class FuzzyGrader(AnswerGrader):
         default=("accents", "articles", "case", "punctuation"), description="differences to ignore"
     )
 
-    def check(self, answer: object, cells: Cells) -> None:  # noqa: ARG002
+    def check_answer(self, answer: object, cells: Cells) -> None:  # noqa: ARG002
         """Check for comparable text in every correct answer.
 
         Raises:
@@ -136,13 +136,15 @@ class QuantityGrader(AnswerGrader):
 
     name: Literal["quantity"] = Field(default="quantity", description="name of the grader")
     tolerance: NonNegative = Field(default=0.0, description="maximum distance from the correct quantity, in its unit")
-    relative: NonNegative = Field(default=1e-6, description="maximum distance as a fraction of the correct quantity")
+    relative_tolerance: NonNegative = Field(
+        default=1e-6, description="maximum distance as a fraction of the correct quantity"
+    )
     unit: Literal["required", "assumed"] = Field(
         default="required",
         description='for a number without a unit: "required" grades it 0, "assumed" takes the correct answer\'s unit',
     )
 
-    def check(self, answer: object, cells: Cells) -> None:  # noqa: ARG002
+    def check_answer(self, answer: object, cells: Cells) -> None:  # noqa: ARG002
         """Check for exactly one quantity in every correct answer.
 
         Raises:
@@ -167,7 +169,7 @@ class QuantityGrader(AnswerGrader):
     def _is_close(self, gold: Quantity, quantity: Quantity) -> bool:
         has_no_unit = quantity.unit.factor == 1 and not quantity.unit.dimensions
         value = quantity.value if has_no_unit and self.unit == "assumed" else quantity.in_unit(gold.unit)
-        max_error = max(Exactly(self.tolerance), Exactly(self.relative) * abs(gold.value))
+        max_error = max(Exactly(self.tolerance), Exactly(self.relative_tolerance) * abs(gold.value))
         return value is not None and abs(value - gold.value) <= max_error
 
 
@@ -214,8 +216,8 @@ class ContainsGrader(AnswerGrader):
 
 
 class NumericGrader(AnswerGrader):
-    """Grade 1 if the text's number is within ``tolerance`` of the correct one, or within ``relative`` times the
-    correct one.
+    """Grade 1 if the text's number is within ``tolerance`` of the correct one, or within ``relative_tolerance`` times
+    the correct one.
 
     The text's number is the only number in the last box or tag, or the result of an equation there. Otherwise it is
     the first number after "the answer is", or the result of an equation there. Otherwise it is the last number. Two
@@ -224,9 +226,11 @@ class NumericGrader(AnswerGrader):
 
     name: Literal["numeric"] = Field(default="numeric", description="name of the grader")
     tolerance: NonNegative = Field(default=1e-6, description="maximum distance from the correct number")
-    relative: NonNegative = Field(default=0.0, description="maximum distance as a fraction of the correct number")
+    relative_tolerance: NonNegative = Field(
+        default=0.0, description="maximum distance as a fraction of the correct number"
+    )
 
-    def check(self, answer: object, cells: Cells) -> None:  # noqa: ARG002
+    def check_answer(self, answer: object, cells: Cells) -> None:  # noqa: ARG002
         """Check for a number in every correct answer.
 
         Raises:
@@ -242,7 +246,9 @@ class NumericGrader(AnswerGrader):
         if number_in_text is None:
             return make_binary_grade(False)
         golds = [_parse_numbers(gold)[0] for gold in read_gold_answers(answer)]
-        return make_binary_grade(any(is_close(gold, number_in_text, self.tolerance, self.relative) for gold in golds))
+        return make_binary_grade(
+            any(is_close(gold, number_in_text, self.tolerance, self.relative_tolerance) for gold in golds)
+        )
 
 
 class F1Grader(AnswerGrader):
@@ -251,7 +257,7 @@ class F1Grader(AnswerGrader):
     name: Literal["f1"] = Field(default="f1", description="name of the grader")
     threshold: Fraction = Field(default=1.0, description="minimum F1 for a solved task")
 
-    def check(self, answer: object, cells: Cells) -> None:  # noqa: ARG002
+    def check_answer(self, answer: object, cells: Cells) -> None:  # noqa: ARG002
         """Check that every correct answer contains words.
 
         Raises:
@@ -271,14 +277,14 @@ class F1Grader(AnswerGrader):
 class ChoiceGrader(AnswerGrader):
     """Grade 1 if the text means the correct choice, by its letter or its words.
 
-    The correct choice is given as a letter, as the words of a choice, or as its number, counted from ``first``.
+    The correct choice is given as a letter, as the words of a choice, or as its number, counted from ``first_number``.
     """
 
     name: Literal["choice"] = Field(default="choice", description="name of the grader")
     choices: str | Annotated[tuple[NonEmptyString, ...], Strict(False)] = Field(
         default="", description='column with a list of choices, or several columns; "": any letter is a choice'
     )
-    first: Literal[0, 1] = Field(default=0, description="number of the first choice")
+    first_number: Literal[0, 1] = Field(default=0, description="number of the first choice")
     shuffle: bool = Field(
         default=False, description="show each task's choices in an order of its own; letters keep their places"
     )
@@ -308,7 +314,7 @@ class ChoiceGrader(AnswerGrader):
             return gold, {**cells, self.choices: {"text": texts, "label": list(choices.labels)}, **permutation}
         return gold, {**cells, **dict(zip(self.choices, texts, strict=True)), **permutation}
 
-    def check(self, answer: object, cells: Cells) -> None:
+    def check_answer(self, answer: object, cells: Cells) -> None:
         """Check for exactly one correct choice in the row, and for empty choices.
 
         Raises:
@@ -357,7 +363,7 @@ class ChoiceGrader(AnswerGrader):
             if label or any(text.strip().isdecimal() for text in (*choices.texts, *choices.labels)):
                 return label
         match = CHOICE_NUMBER.fullmatch(format_cell(answer))
-        index = int(match[1]) - self.first if match else -1
+        index = int(match[1]) - self.first_number if match else -1
         if 0 <= index < len(choices.labels):
             return choices.labels[index]
         return match_choice(format_value(answer), choices)
@@ -382,7 +388,7 @@ class MathGrader(AnswerGrader):
         """Return a text's grade by mathematical equality."""
         golds = [reference_answer(right) for right in read_gold_answers(answer)]
         question = "\n".join(cell for cell in cells.values() if isinstance(cell, str))
-        right = bool(text.strip()) and any(self._grader.equal(gold, text, question=question) for gold in golds)
+        right = bool(text.strip()) and any(self._grader.matches_gold(gold, text, question=question) for gold in golds)
         return make_binary_grade(right)
 
 

@@ -17,7 +17,7 @@ from marft.config.settings import NonEmptyString, NonNegativeCount, Positive
 from marft.envs.graded_sessions import Grade, RevisionSession, SingleTurn
 from marft.envs.math_problems import Layout, read_problems
 from marft.envs.scripted_policy import OraclePolicy, ScriptedPolicy
-from marft.envs.splits import assign_split, normalize_question
+from marft.envs.splits import split_beside_tests
 from marft.envs.table_rows import FORMATS, TablePath, read_table
 from marft.rewards.grader import Grader, require_math_verify
 
@@ -52,7 +52,7 @@ class Math(Environment):
     max_steps: Annotated[int, Field(ge=1, le=MAX_STEPS)] = Field(
         default=1, description="maximum steps of an episode; in each, the team may revise its answer"
     )
-    done: NonEmptyString = Field(
+    done_word: NonEmptyString = Field(
         default="DONE", description="word on a line of its own that submits the answer early, with several steps"
     )
 
@@ -68,7 +68,7 @@ class Math(Environment):
         return self
 
     @property
-    def episode_limit(self) -> int:
+    def max_episode_steps(self) -> int:
         """Maximum steps of an episode."""
         return self.max_steps
 
@@ -78,26 +78,18 @@ class Math(Environment):
 
     @cached_property
     def _splits(self) -> dict[Split, list[Task]]:
-        tasks_by_split: dict[Split, list[Task]] = {"train": [], "validation": [], "test": []}
-        tests = self._read_tasks(self.test_path, self.test_split) if self.test_path else []
-        test_questions = {normalize_question(task.prompt) for task in tests}
-        seen: set[str] = set()
-        for task in self._read_tasks(self.path, self.split):
-            if normalize_question(task.prompt) in test_questions or task.prompt in seen:
-                continue
-            seen.add(task.prompt)
-            split = assign_split(task.prompt)
-            tasks_by_split["train" if self.test_path and split == "test" else split].append(task)
-        tasks_by_split["test"] += tests
-        return {split: tasks[: self.limit or None] for split, tasks in tasks_by_split.items()}
+        tests = self._read_tasks(self.test_path, self.test_split) if self.test_path else None
+        return split_beside_tests(tests, self._read_tasks(self.path, self.split), self.limit)
 
     def _read_tasks(self, path: str, split: str) -> list[Task]:
         rows, name = read_table(path, self.subset, split), Path(path).stem
-        return [
-            Task(f"{name}/{number}", problem.question, {**problem.metadata, "answer": problem.answer, **tolerance_data})
-            for number, problem in read_problems(rows, self.layout, self.question, self.answer)
-            for tolerance_data in [{"tolerances": list(problem.tolerances)} if problem.tolerances else {}]
-        ]
+        tasks: list[Task] = []
+        for number, problem in read_problems(rows, self.layout, self.question, self.answer):
+            data: dict[str, object] = {**problem.metadata, "answer": problem.answer}
+            if problem.tolerances:
+                data["tolerances"] = list(problem.tolerances)
+            tasks.append(Task(f"{name}/{number}", problem.question, data))
+        return tasks
 
     def tasks(self, split: Split) -> Sequence[Task]:
         """Return the tasks in a split, without duplicates and without problems that lack an answer or need pictures.
@@ -110,7 +102,7 @@ class Math(Environment):
     def start(self, task: Task, seed: int) -> SingleTurn | RevisionSession:  # noqa: ARG002  no randomness
         """Return a new session."""
         if self.max_steps > 1:
-            return RevisionSession(task, lambda text: self.answer_grade(task, text), self.max_steps, self.done)
+            return RevisionSession(task, lambda text: self.answer_grade(task, text), self.max_steps, self.done_word)
         return SingleTurn(task, lambda text: self.answer_grade(task, text))
 
     def script(self, skill: float = 1.0) -> ScriptedPolicy:
@@ -120,5 +112,7 @@ class Math(Environment):
     def answer_grade(self, task: Task, text: str) -> Grade:
         """Return a text's grade as the answer to a task."""
         tolerances = task.data.get("tolerances", [])
-        is_correct = bool(text.strip()) and self._grader.equal(task.data["answer"], text, tolerances, task.prompt)
+        is_correct = bool(text.strip()) and self._grader.matches_gold(
+            task.data["answer"], text, tolerances, task.prompt
+        )
         return Grade(float(is_correct), is_correct)

@@ -7,9 +7,10 @@ repeats itself therefore cannot leak a held-out question into training.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
+from marft.common.types import Task
 from marft.config.interfaces.environment import Split
 
 DataSplit = Literal["train", "validation", "test", "demonstrations"]
@@ -50,6 +51,35 @@ def assign_split_by_share(question: str, validation: float, test: float) -> Spli
     if point < validation:
         return "validation"
     return "test" if point < validation + test else "train"
+
+
+def fill_splits(tasks: Iterable[tuple[DataSplit, Task]], wanted: Mapping[Split, int]) -> dict[Split, list[Task]]:
+    """Return the first tasks of each split, as many as ``wanted``; tasks for demonstrations are skipped."""
+    filled: dict[Split, list[Task]] = {split: [] for split in wanted}
+    for split, task in tasks:
+        if split != "demonstrations" and len(filled[split]) < wanted[split]:
+            filled[split].append(task)
+        if all(len(filled[name]) == count for name, count in wanted.items()):
+            break
+    return filled
+
+
+def split_beside_tests(tests: Sequence[Task] | None, tasks: Iterable[Task], limit: int) -> dict[Split, list[Task]]:
+    """Return tasks by split, without repeated prompts and without the questions of ``tests``.
+
+    Args:
+        tests: tasks of the test split; None takes a part of ``tasks`` instead.
+        tasks: tasks to split by their prompts.
+        limit: maximum number of tasks in a split; 0 for all.
+    """
+    tasks_by_split: dict[Split, list[Task]] = {"train": [], "validation": [], "test": [*(tests or ())]}
+    test_questions, seen = {normalize_question(task.prompt) for task in tests or ()}, set[str]()
+    for task in tasks:
+        if normalize_question(task.prompt) not in test_questions and task.prompt not in seen:
+            seen.add(task.prompt)
+            split = assign_split(task.prompt)
+            tasks_by_split["train" if tests is not None and split == "test" else split].append(task)
+    return {split: tasks[: limit or None] for split, tasks in tasks_by_split.items()}
 
 
 def split_small_set(questions: Iterable[str]) -> dict[str, Split]:

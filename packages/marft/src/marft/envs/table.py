@@ -268,7 +268,7 @@ class Table(Environment):
             )
         try:
             if self._grader is not None:
-                self._grader.check(answer, row.cells)
+                self._grader.check_answer(answer, row.cells)
         except ValueError as error:
             name = self._grader.name if self._grader else ""
             raise UserError(

@@ -253,12 +253,12 @@ def _segment_metrics(actions: Sequence[Action]) -> dict[str, float]:
 
 
 def _tool_metrics(actions: Sequence[Action]) -> dict[str, float]:
-    """Return tool metrics; nothing without tool calls. ``tool_rate`` is the share of actions with tool calls."""
+    """Return tool metrics; nothing without tool calls. ``tool_use_rate`` is the share of actions with tool calls."""
     calls = [call for action in actions for call in action.calls]
     if not calls:
         return {}
     return {
-        "tool_rate": _mean([bool(action.calls) for action in actions]),
+        "tool_use_rate": _mean([bool(action.calls) for action in actions]),
         "tool_calls": float(len(calls)),
         "tool_errors": float(sum(call.error for call in calls)),
         "tool_tokens": float(sum((action.marks == TokenSource.TOOL).sum() for action in actions)),
@@ -274,7 +274,7 @@ def _helper_metrics(actions: Sequence[Action]) -> dict[str, float]:
     return {
         "helper_call_rate": _mean([bool(count) for count in call_counts]),
         "helper_calls": float(sum(call_counts)),
-        "helper_tokens": float(sum(action.teammate_mask.sum() for action in actions)),
+        "teammate_tokens": float(sum(action.teammate_mask.sum() for action in actions)),
     }
 
 

@@ -27,7 +27,7 @@ Mode = Literal["greedy", "sampled"]
 AGENT_METRICS = (
     "action_length",
     "truncation_rate",
-    "tool_rate",
+    "tool_use_rate",
     "tool_calls",
     "tool_errors",
     "tool_tokens",

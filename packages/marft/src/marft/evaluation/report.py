@@ -245,9 +245,9 @@ def write_report(folder: RunFolder, against: Sequence[RunFolder] = ()) -> None:
         samples=_evaluation_samples(evaluations) or recorded.samples(),
         # last, because the calls above collect the unreadable files
         damaged=[f"metrics.jsonl: {problem}" for problem in folder.metrics_problems()] + recorded.problems,
-        recipe=mask_recipe(folder.config.read_text(encoding="utf-8")),
+        recipe=mask_recipe(folder.config_path.read_text(encoding="utf-8")),
     )
-    atomic.write_file(folder.report, html)
+    atomic.write_file(folder.report_path, html)
 
 
 def read_metrics_by_run(folders: Sequence[RunFolder]) -> dict[str, list[dict[str, object]]]:

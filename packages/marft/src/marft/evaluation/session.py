@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from marft.agents.game import Attempt
 from marft.agents.organizations import Turns
+from marft.common.atomic import digest_of_json
 from marft.common.errors import UserError
+from marft.common.log import get_logger
 from marft.common.types import Episode, Task
 from marft.common.version import __version__
 from marft.config.helpers import without_helpers
@@ -27,7 +29,7 @@ from marft.evaluation.evaluate import (
     team_for_mode,
 )
 from marft.evaluation.scenarios import ScenarioSet
-from marft.evaluation.store import EvaluationStore, digest_inputs, lock_folder, play_attempts
+from marft.evaluation.store import EvaluationStore, lock_folder, play_attempts
 from marft.evaluation.tool_definitions import ToolDefinitions, collect_definitions, diff_definitions, summarize_changes
 from marft.models.digest_cache import list_model_files, load_digests, save_digests
 from marft.rollout.runner import RolloutRunner
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from marft.rollout.local_runner import LocalRolloutRunner
     from marft.rollout.workers.worker_runner import WorkerRolloutRunner
 
+logger = get_logger(__name__)
 BASE = "base"
 EPISODE_KEYS = {  # keys of a recipe that determine the episodes
     "models", "policies", "tools", "agents", "team", "channel", "environment", "rewards", "engine", "seed",
@@ -90,7 +93,6 @@ def evaluate_checkpoints(
     folder: RunFolder | None,
     plan: EvaluationPlan,
     advance: ProgressCallback,
-    note: Callable[[str], None] = lambda _: None,
     check: Callable[[Mapping[str, str]], None] = lambda _: None,
     storage: StorageOptions | None = None,
 ) -> list[Evaluation]:
@@ -99,7 +101,6 @@ def evaluate_checkpoints(
     If all evaluations are saved and the model files are unchanged, no model is loaded and nothing is written.
 
     Args:
-        note: receives messages about checkpoints with several names, and about damaged saved files.
         check: receives the digests of the models before play; its exceptions propagate.
         storage: storage of evaluations; None plays everything and saves nothing.
 
@@ -122,18 +123,21 @@ def evaluate_checkpoints(
     if scenarios := plan.scenarios:
         run = run.model_copy(update={"seed": scenarios.seed})
         plan = replace(plan, modes=scenarios.modes, attempts=scenarios.attempts)
-    paths = resolve_checkpoints(run, folder, plan.checkpoints, note)
+    paths = resolve_checkpoints(run, folder, plan.checkpoints)
     selected = select_tasks(run, plan.tasks, scenarios)
     requests = [(name, mode) for name in paths for mode in plan.modes]
     advance(len(requests) * (1 + plan.shuffled_too) * len(selected) * plan.attempts)
-    session = _EvaluationSession(run, plan, storage, paths, selected, advance, note)
+    session = _EvaluationSession(run, plan, storage, paths, selected, advance)
     files = list_model_files(run)
     digests = load_digests(run, files)
     results = session.read_all(digests, requests) if digests else None
     if results is not None and digests:
         check(digests)
     else:
-        with lock_folder(storage.folder if storage else None) as storage_problem, open_runner(run) as rollouts:
+        with (
+            lock_folder(storage.folder if storage else None) as storage_problem,
+            open_evaluation_runner(run) as rollouts,
+        ):
             digests = rollouts.models.compute_digests()
             save_digests(run, files, digests)
             check(digests)
@@ -142,15 +146,17 @@ def evaluate_checkpoints(
                 raise UserError(storage_problem)
             results = results or replace(session, models=digests).run_all(rollouts, requests)
     if session.reused:
-        note(f"{len(session.reused)} of {len(results)} evaluations were kept from before; --rerun plays them anew")
+        logger.info(
+            f"{len(session.reused)} of {len(results)} evaluations were kept from before; --rerun plays them anew"
+        )
     return results
 
 
-def open_runner(run: RunSettings) -> LocalRolloutRunner | WorkerRolloutRunner:
+def open_evaluation_runner(run: RunSettings) -> LocalRolloutRunner | WorkerRolloutRunner:
     """Open the rollouts of a run without helpers; imports PyTorch."""
-    from marft.rollout.local_runner import open_rollouts
+    from marft.rollout.local_runner import open_rollout_runner
 
-    return open_rollouts(without_helpers(run))
+    return open_rollout_runner(without_helpers(run))
 
 
 def select_tasks(run: RunSettings, tasks: int, scenarios: ScenarioSet | None) -> list[Task]:
@@ -175,9 +181,9 @@ class _EvaluationSession:
     paths: Mapping[str, Path | None]  # paths of checkpoints; None is the base
     tasks: Sequence[Task]
     advance: ProgressCallback
-    note: Callable[[str], None]
     models: Mapping[str, str] = field(default_factory=dict)  # model digests
     reused: list[str] = field(default_factory=list)  # names of the evaluations that were read instead of played
+    is_silent: bool = False  # True logs no reasons to play anew
 
     def read_all(
         self, models: Mapping[str, str], requests: Sequence[tuple[str, Mode]], tools: ToolDefinitions | None = None
@@ -186,7 +192,7 @@ class _EvaluationSession:
 
         The result is None if any evaluation is missing, is damaged or was played with other tools.
         """
-        silent = replace(self, models=models, note=lambda _: None, advance=lambda _=None: None, reused=[])
+        silent = replace(self, models=models, advance=lambda _=None: None, reused=[], is_silent=True)
         results = []
         for name, mode in requests:
             message_episodes: Sequence[Episode] | None = None
@@ -237,7 +243,10 @@ class _EvaluationSession:
         saved_tools = store.read_result().get("tools")
         changes = diff_definitions(saved_tools, tools)
         if changes:
-            self.note(f"{store.name} was played with other tools, and is played anew: {summarize_changes(changes)}")
+            if not self.is_silent:
+                logger.warning(
+                    f"{store.name} was played with other tools, and is played anew: {summarize_changes(changes)}"
+                )
             return None
         self.reused.append(f"{name}-{mode}")
         for _ in episodes:
@@ -284,7 +293,7 @@ class _EvaluationSession:
         assert self.storage is not None
         scenarios, team = self.plan.scenarios, self.plan.reorganized.get("name", "")
         store_name = evaluation_name(name, mode, shuffled, scenarios.name if scenarios else "", team)
-        return EvaluationStore(self.storage.folder, store_name, self._compute_key(name, mode, shuffled), self.note)
+        return EvaluationStore(self.storage.folder, store_name, self._compute_key(name, mode, shuffled), self.is_silent)
 
     def _compute_key(self, name: str, mode: Mode, shuffled: bool) -> str:
         conditions = [mode, self._split, self.plan.attempts, shuffled]
@@ -312,7 +321,7 @@ def episodes_key(
         "tasks": digest_tasks(tasks),
         "played": conditions,
     }
-    return digest_inputs(table)
+    return digest_of_json(table)
 
 
 def load_checkpoint(
@@ -335,11 +344,11 @@ def load_checkpoint(
     versions = {version.role: version for version in read_learned_prompts(path)}
     prompt_roles = {role: role for role in versions} if prompt_roles is None else prompt_roles
     roles = [(role, source) for role, source in prompt_roles.items() if source in versions]
-    rollouts.instruct([replace(versions[source], role=role) for role, source in roles])
+    rollouts.set_prompt_versions([replace(versions[source], role=role) for role, source in roles])
 
 
 def resolve_checkpoints(
-    run: RunSettings, folder: RunFolder | None, checkpoints: Sequence[str], note: Callable[[str], None]
+    run: RunSettings, folder: RunFolder | None, checkpoints: Sequence[str]
 ) -> dict[str, Path | None]:
     """Return checkpoint paths by canonical name. The path of the base is None.
 
@@ -354,7 +363,7 @@ def resolve_checkpoints(
         names_by_checkpoint.setdefault(path.name if path else BASE, []).append(name)
     for name, names in names_by_checkpoint.items():
         if len(names) > 1:
-            note(f"{' and '.join(names)} are one checkpoint, {name}: it is evaluated once")
+            logger.info(f"{' and '.join(names)} are one checkpoint, {name}: it is evaluated once")
     return paths
 
 

@@ -7,7 +7,6 @@ uninterrupted, a resumed or a saved evaluation. It is identical bit for bit if t
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,15 +19,16 @@ from marft.agents.game import Attempt
 from marft.agents.team import Team
 from marft.common import atomic
 from marft.common.errors import UserError
+from marft.common.log import get_logger
 from marft.common.types import Episode
 from marft.rollout.runner import RolloutRunner
 from marft.runs import lock
 from marft.runs.episode_files import read_episodes, write_episodes
 
 KEY_FILE = "key.json"
+logger = get_logger(__name__)
 LOCK_HINT = "then ask again: what it has kept is not played again"
 READ_ONLY_ERRORS = (errno.EROFS, errno.EACCES, errno.EPERM)
-Note = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,13 @@ class EvaluationStore:
         folder: folder of evaluations.
         name: name of this evaluation.
         key: digest of all inputs that determine the episodes.
-        note: receives messages about damaged files.
+        is_silent: True to log no warnings about damaged files.
     """
 
     folder: Path
     name: str
     key: str
-    note: Note
+    is_silent: bool = False
 
     @property
     def episodes_path(self) -> Path:
@@ -70,7 +70,7 @@ class EvaluationStore:
             episodes = load_episodes(self.episodes_path, attempts)
             return episodes if self._read_key(path) == self.key else None
         except ValueError as error:
-            self.note(f"{path} is not whole ({error}): it is played anew")
+            self._warn(f"{path} is not whole ({error}): it is played anew")
             return None
 
     def read_result(self) -> Mapping[str, Any]:
@@ -113,7 +113,7 @@ class EvaluationStore:
         try:
             return load_episodes(path, attempts)
         except ValueError as error:
-            self.note(f"{path} is damaged ({error}): its episodes are played anew")
+            self._warn(f"{path} is damaged ({error}): its episodes are played anew")
             return None
 
     def write_part(self, number: int, attempts: Sequence[Attempt], episodes: Sequence[Episode]) -> list[Episode]:
@@ -132,6 +132,10 @@ class EvaluationStore:
         write_episodes(self.episodes_path, episodes)
         atomic.write_file(result_path, json.dumps(evaluation, indent=2) + "\n")
         shutil.rmtree(self.parts_folder, ignore_errors=True)
+
+    def _warn(self, text: str) -> None:
+        if not self.is_silent:
+            logger.warning(text)
 
     def _part_path(self, number: int) -> Path:
         return self.parts_folder / f"part_{number:06d}.parquet"
@@ -165,11 +169,6 @@ def play_attempts(
                 on_done()
         results += episodes
     return results
-
-
-def digest_inputs(table: Mapping[str, object]) -> str:
-    """Return a digest over the inputs that determine the episodes."""
-    return hashlib.sha256(json.dumps(table, sort_keys=True, default=str).encode()).hexdigest()
 
 
 @contextmanager

@@ -5,7 +5,6 @@ The functions need no task data, rewards or models.
 
 from __future__ import annotations
 
-import tomllib
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from difflib import unified_diff
@@ -19,6 +18,7 @@ from marft.common.errors import UserError
 from marft.common.texts import single_line
 from marft.common.types import Action, Episode
 from marft.config.bundled import resolve_path
+from marft.config.load import get_table, read_plain_table
 from marft.config.settings import did_you_mean
 from marft.runs.episode_files import read_episodes
 from marft.runs.run_folder import RunFolder, parse_step
@@ -164,10 +164,7 @@ class PromptDecoder:
     """
 
     def __init__(self, config: Path) -> None:
-        try:
-            self._table: Mapping[str, object] = tomllib.loads(config.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            self._table = {}
+        self._table = read_plain_table(config)
         self._tokenizers: dict[str, Tokenizer | None] = {}
 
     @property
@@ -194,19 +191,13 @@ class PromptDecoder:
 
     def _tokenizer_model(self, policy: str) -> Mapping[str, object]:
         """Return the model that provides a policy's tokenizer; for a remote policy, its reader model."""
-        models = _get_table(self._table, "models")
-        model = _get_table(models, str(_get_table(self._table, "policies", policy).get("model")))
-        if not isinstance(model.get("endpoint"), dict):
+        models = get_table(self._table, "models")
+        model = get_table(models, str(get_table(self._table, "policies", policy).get("model")))
+        endpoint = model.get("endpoint")
+        if not isinstance(endpoint, dict):
             return model
-        local = [name for name in models if not isinstance(_get_table(models, name).get("endpoint"), dict)]
-        return _get_table(models, str(model["endpoint"].get("local_model") or (local[0] if local else "")))
-
-
-def _get_table(table: Mapping[str, object], *keys: str) -> Mapping[str, Any]:
-    for key in keys:
-        inner = table.get(key)
-        table = inner if isinstance(inner, dict) else {}
-    return table
+        local = [name for name in models if not isinstance(get_table(models, name).get("endpoint"), dict)]
+        return get_table(models, str(endpoint.get("local_model") or (local[0] if local else "")))
 
 
 def _load_tokenizer(model: Mapping[str, Any]) -> Tokenizer | None:

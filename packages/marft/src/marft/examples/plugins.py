@@ -10,13 +10,12 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from marft.agents.agents import Agents
 from marft.agents.answers import graded_text
 from marft.common.types import JointAction, Observation, Step, Task
 from marft.config.interfaces.credit import Credit, CreditInputs, CreditOutput
 from marft.config.interfaces.environment import Environment, Split
 from marft.config.interfaces.objective import LossInputs, LossOutput, Objective
-from marft.config.interfaces.organization import Organization
+from marft.config.interfaces.organization import Agents, Organization
 from marft.rewards.groups import group_indices
 from marft.trainer.credit.returns import broadcast_to_actions, team_returns
 

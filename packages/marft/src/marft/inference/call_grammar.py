@@ -102,13 +102,13 @@ def build_grammar(format: ChatFormat, chat: Chat, constraint: Constraint) -> Gra
     """
     if constraint.kind == "call":
         tools = [tool for tool in chat.tools if constraint.tool in ("", tool.name)]
-        rules = CallFormat.from_format(format).build_rules(format.tokenizer, tools, constraint.parallel)
+        rules = CallFormat.from_format(format).build_rules(format.tokenizer, tools, constraint.allow_parallel_calls)
         return Grammar("lark", "\n".join(["start: calls", *rules]))
     schema = {"type": "object"} if constraint.schema is None else constraint.schema
     check_schema(schema)
-    if not (chat.tools and chat.calls):
+    if not (chat.tools and chat.parse_calls):
         return Grammar("json", json.dumps(schema))
-    rules = CallFormat.from_format(format).build_rules(format.tokenizer, chat.tools, constraint.parallel)
+    rules = CallFormat.from_format(format).build_rules(format.tokenizer, chat.tools, constraint.allow_parallel_calls)
     return Grammar("lark", "\n".join(["start: calls | said", f"said: %json {serialize_schema(schema)}", *rules]))
 
 
@@ -116,10 +116,10 @@ def _render_calls(format: ChatFormat, count: int) -> str:
     """Render a turn with ``count`` probe calls, from the end of the prompt up to the end-of-turn token."""
     calls = tool_call_messages("", [PROBE_CALL] * count)
     prompt = render_text(format, [PROBE_QUESTION], (PROBE_TOOL,))
-    full_text = render_text(format, [PROBE_QUESTION, *calls], (PROBE_TOOL,), begin=False)
+    full_text = render_text(format, [PROBE_QUESTION, *calls], (PROBE_TOOL,), add_generation_prompt=False)
     # the prompt may start with an empty reasoning block, which rendered past turns do not have
     if not full_text.startswith(prompt):
-        prompt = render_text(format, [PROBE_QUESTION], (PROBE_TOOL,), begin=False) + turn_header(format)
+        prompt = render_text(format, [PROBE_QUESTION], (PROBE_TOOL,), add_generation_prompt=False) + turn_header(format)
     if not full_text.startswith(prompt):
         raise UserError("it shows a turn that calls otherwise than one is asked for")
     end = str(format.tokenizer.decode(list(format.stop_ids[:1])))

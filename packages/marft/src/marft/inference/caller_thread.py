@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError, Executor, Future, wait
 from contextlib import suppress
+from contextvars import copy_context
 from threading import Thread
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
@@ -84,7 +85,7 @@ class CallerThreadExecutor(Executor):
         self._closed = False
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(log_task_error)
-        self._thread = Thread(target=self._run, name="marft-game", daemon=True)
+        self._thread = Thread(target=copy_context().run, args=(self._run,), name="marft-game", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:

@@ -10,7 +10,7 @@ role joins a neighboring message.
 
 *Continuation.* A conversation is rendered once, at its start. After that, only the template's continuation is appended,
 and sampled tokens stay unchanged. If the template changes earlier text, an exact continuation does not exist.
-:class:`NotExact` then gives the reason.
+:class:`InexactContinuation` then gives the reason.
 
 *Given turns.* A turn may start with more than its text. GLM-4 starts a turn with a newline, gpt-oss with a channel.
 SentencePiece tokenizers add a space before a text, which no turn contains. Therefore the chat is rendered twice: up to
@@ -28,7 +28,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from marft.agents.prompt_messages import ChatMessage, NotExact
+from marft.agents.prompt_messages import ChatMessage, InexactContinuation
 from marft.common.reasoning import DELIMITER_PAIRS, DELIMITERS, THINK_END, THINK_START
 from marft.common.texts import format_error
 from marft.common.token_data import common_prefix_length
@@ -55,7 +55,7 @@ RENDERED_DIFFERENTLY = "its chat template shows a turn that was said otherwise t
 
 
 @dataclass(frozen=True, slots=True)
-class Roles:
+class RoleSupport:
     """Roles supported by a chat template.
 
     Args:
@@ -71,14 +71,14 @@ class Roles:
     markers: tuple[str, ...] = ()
 
 
-_roles_cache: WeakKeyDictionary[PreTrainedTokenizerBase, dict[str, Roles]] = WeakKeyDictionary()
+_roles_cache: WeakKeyDictionary[PreTrainedTokenizerBase, dict[str, RoleSupport]] = WeakKeyDictionary()
 
 
-def detect_roles(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any]) -> Roles:
+def detect_roles(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any]) -> RoleSupport:
     """Detect the roles supported by a tokenizer's chat template; probes run once per template."""
     cached, key = _roles_cache.setdefault(tokenizer, {}), repr((tokenizer.chat_template, sorted(options.items())))
     if key not in cached:
-        roles = Roles(
+        roles = RoleSupport(
             system=_shows_once(tokenizer, options, "system", "user"),
             late_system=_shows_once(tokenizer, options, "user", "system"),
             repeated_user=_shows_once(tokenizer, options, "user", "user"),
@@ -111,7 +111,9 @@ def _shows_once(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, object
     )
 
 
-def _find_markers(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, object], roles: Roles) -> tuple[str, ...]:
+def _find_markers(
+    tokenizer: PreTrainedTokenizerBase, options: Mapping[str, object], roles: RoleSupport
+) -> tuple[str, ...]:
     contents = {"system": PROBE_FIRST, "user": PROBE_SECOND, "assistant": PROBE_REPLY}
     chat = [_make_message(role, contents[role]) for role in ("system", "user", "assistant", "user")]
     text = _render(tokenizer, options, adapt_chat(chat, roles))
@@ -125,7 +127,7 @@ def _make_message(role: str, text: str) -> TemplateMessage:
     return {"role": role, "content": text}
 
 
-def adapt_chat(messages: Sequence[ChatMessage], roles: Roles) -> list[TemplateMessage]:
+def adapt_chat(messages: Sequence[ChatMessage], roles: RoleSupport) -> list[TemplateMessage]:
     """Adapt a chat to the roles supported by the template.
 
     An unsupported system message is prepended to the following user message. If no user message follows, it becomes a
@@ -133,7 +135,7 @@ def adapt_chat(messages: Sequence[ChatMessage], roles: Roles) -> list[TemplateMe
     by the agent, a space breaks plain-text role markers. Such a message therefore cannot imitate another role.
 
     >>> chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi."}]
-    >>> adapt_chat(chat, Roles(system=False))
+    >>> adapt_chat(chat, RoleSupport(system=False))
     [{'role': 'user', 'content': 'Be brief.\\n\\nHi.'}]
     """
     chat, pending_system = list[TemplateMessage](), ""
@@ -152,7 +154,7 @@ def adapt_chat(messages: Sequence[ChatMessage], roles: Roles) -> list[TemplateMe
     return chat
 
 
-def _append_or_merge(chat: list[TemplateMessage], message: TemplateMessage, roles: Roles) -> None:
+def _append_or_merge(chat: list[TemplateMessage], message: TemplateMessage, roles: RoleSupport) -> None:
     """Append a message to a chat, or merge it into the last message."""
     if chat and not roles.repeated_user and _can_merge(chat[-1], message):
         message = {**message, "content": _join_texts(chat.pop()["content"], message["content"])}
@@ -196,7 +198,7 @@ class ChatFormat:
 
 
 def tokenize_messages(
-    format: ChatFormat, messages: Sequence[ChatMessage], tools: Sequence[Tool] = (), begin: bool = True
+    format: ChatFormat, messages: Sequence[ChatMessage], tools: Sequence[Tool] = (), add_generation_prompt: bool = True
 ) -> TokenIds:
     """Tokenize a whole chat, [T]. Control tokens come only from the template; those in message text stay plain text.
 
@@ -209,7 +211,7 @@ def tokenize_messages(
     ids = format.tokenizer.apply_chat_template(
         _adapt_roles(format, messages),
         tools=[tool_schema(tool) for tool in tools] or None,
-        add_generation_prompt=begin,
+        add_generation_prompt=add_generation_prompt,
         return_dict=False,
         sanitize_control_tokens=True,
         **format.template_options,
@@ -218,7 +220,7 @@ def tokenize_messages(
 
 
 def render_text(
-    format: ChatFormat, messages: Sequence[ChatMessage], tools: Sequence[Tool] = (), begin: bool = True
+    format: ChatFormat, messages: Sequence[ChatMessage], tools: Sequence[Tool] = (), add_generation_prompt: bool = True
 ) -> str:
     """Render a whole chat as text; raises the same errors as :func:`tokenize_messages`."""
     return str(
@@ -226,7 +228,7 @@ def render_text(
             _adapt_roles(format, messages),
             tools=[tool_schema(tool) for tool in tools] or None,
             tokenize=False,
-            add_generation_prompt=begin,
+            add_generation_prompt=add_generation_prompt,
             **format.template_options,
         )
     )
@@ -272,7 +274,7 @@ def encode_new_messages(
     messages: Sequence[ChatMessage],
     new: Sequence[ChatMessage],
     tools: Sequence[Tool] = (),
-) -> TokenIds | NotExact:
+) -> TokenIds | InexactContinuation:
     """Return the template's ids after a sampled turn: the ``new`` messages and the start of the next turn, [T].
 
     The continuation is exact under two conditions. The template shows the last turn at its sampled position with its
@@ -289,16 +291,16 @@ def encode_new_messages(
     """
     try:
         rendered = _render_with_turn(format, messages, tools)
-        if isinstance(rendered, NotExact):
+        if isinstance(rendered, InexactContinuation):
             return rendered
         return encode_appended(format, messages, new, tools, find_end_id(format, ids))
     except RENDER_ERRORS as error:
-        return NotExact(f"its chat template cannot show the conversation: {format_error(error)}")
+        return InexactContinuation(f"its chat template cannot show the conversation: {format_error(error)}")
 
 
 def check_history(
     format: ChatFormat, messages: Sequence[ChatMessage], new: Sequence[ChatMessage], tools: Sequence[Tool]
-) -> NotExact | None:
+) -> InexactContinuation | None:
     """Return why a template rewrites a conversation when ``new`` follows; None for an unchanged conversation.
 
     The check compares rendered text without tokenization. The result is also None if the template cannot render the
@@ -309,7 +311,7 @@ def check_history(
     """
     try:
         rendered = _render_with_turn(format, messages, tools)
-        if isinstance(rendered, NotExact):
+        if isinstance(rendered, InexactContinuation):
             return rendered
         text, offset = rendered
         after = render_text(format, [*messages, *new], tools)
@@ -317,24 +319,24 @@ def check_history(
         return None
     stops = [str(format.tokenizer.decode([stop])) for stop in format.stop_ids]
     end = min((text.find(stop, offset) + len(stop) for stop in stops if stop in text[offset:]), default=len(text))
-    return None if after.startswith(text[:end]) else NotExact(REWRITES_HISTORY)
+    return None if after.startswith(text[:end]) else InexactContinuation(REWRITES_HISTORY)
 
 
 def _render_with_turn(
     format: ChatFormat, messages: Sequence[ChatMessage], tools: Sequence[Tool]
-) -> tuple[str, int] | NotExact:
+) -> tuple[str, int] | InexactContinuation:
     """Render a conversation with a sampled last turn; return the text and the end offset of the turn's content.
 
-    Returns :class:`NotExact` if the template shows the turn differently.
+    Returns :class:`InexactContinuation` if the template shows the turn differently.
     """
     before = render_text(format, messages[:-1], tools)
-    rendered = render_text(format, messages, tools, begin=False)
+    rendered = render_text(format, messages, tools, add_generation_prompt=False)
     content = str(messages[-1].get("content") or "").strip()
     if not rendered.startswith(before):
-        return NotExact("its chat template shows a turn that was said otherwise than one that begins")
+        return InexactContinuation("its chat template shows a turn that was said otherwise than one that begins")
     offset = len(rendered) - len(rendered[len(before) :].lstrip())
     if not rendered.startswith(content, offset):
-        return NotExact("its chat template leaves out parts of what was said")
+        return InexactContinuation("its chat template leaves out parts of what was said")
     return rendered, offset + len(content)
 
 
@@ -344,7 +346,7 @@ def encode_appended(
     new: Sequence[ChatMessage],
     tools: Sequence[Tool] = (),
     end_id: int | None = None,
-) -> TokenIds | NotExact:
+) -> TokenIds | InexactContinuation:
     """Return the ids after ``messages`` once ``new`` follows; the last message is the assistant's, [T].
 
     The first end-of-turn token after the start of a turn ends it. Some templates add it only when a message follows, as
@@ -357,17 +359,17 @@ def encode_appended(
         TemplateError, ValueError, TypeError: the template cannot render the messages.
     """
     prompt_ids = tokenize_messages(format, messages[:-1], tools)
-    before = tokenize_messages(format, messages, tools, begin=False)
+    before = tokenize_messages(format, messages, tools, add_generation_prompt=False)
     start = common_prefix_length(prompt_ids, before)
     after = tokenize_messages(format, [*messages, *new], tools)
     ends = start + np.flatnonzero(np.isin(before[start:], format.stop_ids))
     end = int(ends[0]) if len(ends) else len(before)
     if common_prefix_length(before, after) < min(end + 1, len(before)):
-        return NotExact(REWRITES_HISTORY)
+        return InexactContinuation(REWRITES_HISTORY)
     if end == len(after) or after[end] not in format.stop_ids:
-        return NotExact("its chat template puts no end of turn after what was said")
+        return InexactContinuation("its chat template puts no end of turn after what was said")
     if end_id is not None and end_id != after[end]:
-        return NotExact(DIFFERENT_END)
+        return InexactContinuation(DIFFERENT_END)
     return after[end + (end_id is not None) :]
 
 
@@ -377,12 +379,12 @@ def find_end_id(format: ChatFormat, turn: TokenIds) -> int | None:
     return last if last in format.stop_ids else None
 
 
-def check_continuation(format: ChatFormat, tools: Sequence[Tool] = ()) -> NotExact | None:
+def check_continuation(format: ChatFormat, tools: Sequence[Tool] = ()) -> InexactContinuation | None:
     """Return why no conversation with this template can be continued exactly; None if possible. Renders probes."""
     for messages, new in PROBE_CHATS:
         continuation = encode_new_messages(format, np.array(format.stop_ids[:1], np.int32), messages, new, tools)
-        if isinstance(continuation, NotExact):
-            return NotExact(continuation.reason, always=True)
+        if isinstance(continuation, InexactContinuation):
+            return InexactContinuation(continuation.reason, always=True)
     return None
 
 
@@ -449,7 +451,7 @@ def encode_full_turn(
     turn: ChatMessage,
     tools: Sequence[Tool] = (),
     following: Sequence[ChatMessage] = (PROBE_LAST,),
-) -> EncodedTurn | NotExact:
+) -> EncodedTurn | InexactContinuation:
     """Return a turn in its sampled form after ``messages``.
 
     Reasoning tags in the turn are encoded as tokens; other control tokens stay plain text.
@@ -464,7 +466,7 @@ def encode_full_turn(
     prompt = render_escaped(format, messages, tools)
     rendered = render_escaped(format, [*messages, turn], tools, False, own_index=1)
     if not rendered.startswith(prompt):
-        return NotExact(RENDERED_DIFFERENTLY)
+        return InexactContinuation(RENDERED_DIFFERENTLY)
     tail, ids = rendered[len(prompt) :], _encode_new_text(format, prompt, rendered)
     ends = np.flatnonzero(np.isin(ids, format.stop_ids))
     if len(ends):
@@ -497,7 +499,9 @@ def _turn_header(format: ChatFormat) -> str:
         turn = encode_full_turn(format, [PROBE_QUESTION], PROBE_ANSWER)
     except RENDER_ERRORS:
         return ""
-    before, content, _ = ("", "", "") if isinstance(turn, NotExact) else turn.text.partition(PROBE_ANSWER["content"])
+    before, content, _ = (
+        ("", "", "") if isinstance(turn, InexactContinuation) else turn.text.partition(PROBE_ANSWER["content"])
+    )
     return before if content and not any(mark in before for mark in DELIMITERS) else ""
 
 

@@ -5,7 +5,6 @@ Every step samples one token for each row. Rows of different policies share the 
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from marft.agents.streaming import Detokenizer
 from marft.common.errors import UserError
+from marft.common.log import get_logger
 from marft.common.texts import format_error, single_line
 from marft.common.token_data import GrammarMasks
 from marft.common.types import FinishReason, LogProbs, SamplingParams, TokenIds
@@ -28,6 +28,7 @@ from marft.models.decode_cache import PackedDecodeCache, new_decode_cache
 from marft.models.devices import read_tensors, to_device
 from marft.models.packed_rows import PackedRows, split_batches
 
+logger = get_logger(__name__)
 PREFILL_TOKENS = 8192  # in one forward
 Alternatives = tuple[tuple[int, float], ...]  # token ids and log-probabilities, likeliest first
 # callback per token: the token, its log-probability, the likeliest alternatives
@@ -407,9 +408,7 @@ class RunningBatch:
 
 def _fail_row(row: Row, error: Exception) -> RowResult:
     """Log the error and return the failed result."""
-    logging.getLogger("marft").error(
-        "a row could not be sampled, and is left out: %s", single_line(format_error(error)), exc_info=error
-    )
+    logger.error("a row could not be sampled, and is left out: %s", single_line(format_error(error)), exc_info=error)
     return RowResult.failed(row, error)
 
 

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from marft.config.interfaces.engine import Engine, EngineFactory
+from marft.config.interfaces.engine import Engine, EngineFactory, LoadedModels
 from marft.config.settings import NonNegativeCount, Positive
 from marft.inference.caller_thread import CallerThreadExecutor
 
 if TYPE_CHECKING:
     from marft.config.run import RunSettings
-    from marft.models.policy_registry import PolicyRegistry
 
 
 VLLM_MEMORY_SHARE = 0.9  # vLLM's own default of gpu_memory_utilization
@@ -35,11 +34,13 @@ class Local(EngineFactory):
         default="auto", description="how requests join the batch; auto: in_order on CPU, continuous on GPU"
     )
 
-    def open(self, run: RunSettings, models: PolicyRegistry, policies: Sequence[str], thread: Executor) -> Engine:
+    def open(self, run: RunSettings, models: LoadedModels, policies: Sequence[str], thread: Executor) -> Engine:
         """Open an engine with the learner's own weights; tensor work runs on ``thread``."""
         # imported here, because reading a recipe must not import torch
         from marft.inference.local import LocalEngine, LocalPolicy
+        from marft.models.policy_registry import PolicyRegistry
 
+        assert isinstance(models, PolicyRegistry)
         own_policies = {name: models.policies[name] for name in policies}
         return LocalEngine(
             {
@@ -98,11 +99,13 @@ class Vllm(EngineFactory):
         share = self.engine_args.get("gpu_memory_utilization", VLLM_MEMORY_SHARE)
         return float(share) if isinstance(share, int | float) else VLLM_MEMORY_SHARE
 
-    def open(self, run: RunSettings, models: PolicyRegistry, policies: Sequence[str], thread: Executor) -> Engine:
+    def open(self, run: RunSettings, models: LoadedModels, policies: Sequence[str], thread: Executor) -> Engine:
         """Start vLLM processes with copies of the learner's weights."""
         # imported here, because reading a recipe must not import torch
         from marft.inference.subprocess_engine.launch import open_vllm
+        from marft.models.policy_registry import PolicyRegistry
 
+        assert isinstance(models, PolicyRegistry)
         assert isinstance(thread, CallerThreadExecutor)
         return open_vllm(self, run, models, policies, thread)
 
@@ -130,10 +133,12 @@ class Process(EngineFactory):
         default=600.0, description="maximum seconds without a message from the process before a restart"
     )
 
-    def open(self, run: RunSettings, models: PolicyRegistry, policies: Sequence[str], thread: Executor) -> Engine:
+    def open(self, run: RunSettings, models: LoadedModels, policies: Sequence[str], thread: Executor) -> Engine:
         """Start sampling processes with copies of the learner's weights."""
         # imported here, because reading a recipe must not import torch
         from marft.inference.subprocess_engine.launch import open_process
+        from marft.models.policy_registry import PolicyRegistry
 
+        assert isinstance(models, PolicyRegistry)
         assert isinstance(thread, CallerThreadExecutor)
         return open_process(self, run, models, policies, thread)

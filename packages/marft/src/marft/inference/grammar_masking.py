@@ -57,7 +57,7 @@ class GrammarCompiler:
         with _compilers_lock:
             return _compilers.setdefault(tokenizer, {}).setdefault(end_token, GrammarCompiler(tokenizer, end_token))
 
-    def check(self, grammar: Grammar) -> None:
+    def check_grammar(self, grammar: Grammar) -> None:
         """Check a grammar by compiling it.
 
         Raises:
@@ -242,7 +242,7 @@ def grammar_setup(tokenizer: PreTrainedTokenizerBase, masker: GrammarMasker) -> 
     Both are "" if the policy does not support grammars.
     """
     try:
-        masker.compiler.check(Grammar("regex", "a"))
+        masker.compiler.check_grammar(Grammar("regex", "a"))
     except ValueError:
         return "", ""
     assert masker.compiler.end_token is not None, "checked just now"

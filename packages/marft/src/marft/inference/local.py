@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager
@@ -16,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from marft.common import seeds
 from marft.common.errors import RowFailedError, UserError
+from marft.common.log import get_logger
 from marft.common.texts import cut_at_stop, format_error, single_line
 from marft.common.types import ActionKey, Choice, Completion, Option, Prompt, SamplingParams, VersionRange
 from marft.config.interfaces.engine import Weights
@@ -28,6 +28,7 @@ from marft.inference.quiescence import QuiescenceBarrier
 from marft.models.backbone import Backbone
 from marft.models.control_tokens import decode_text
 
+logger = get_logger(__name__)
 T = TypeVar("T")
 
 
@@ -302,8 +303,8 @@ class LocalEngine:
         rows = [*batch.rows, *new_rows]
         try:
             finished, per_row = work(), True
-        except Exception as error:
-            logging.getLogger("marft").exception("all %d rows of a batch have failed", len(rows))
+        except Exception as error:  # any error costs these rows
+            logger.exception("all %d rows of a batch have failed", len(rows))
             batch.reset()
             finished, per_row = [RowResult.failed(row, error) for row in rows], False
         failed = [result for result in finished if result.error]
@@ -321,7 +322,7 @@ class LocalEngine:
 
     def _record_problem(self, error: Exception) -> None:
         self.problem = single_line(format_error(error))
-        logging.getLogger("marft").critical("the engine cannot go on: %s", self.problem, exc_info=error)
+        logger.critical("the engine cannot go on: %s", self.problem, exc_info=error)
 
     def _has_waiting(self) -> bool:
         """Return whether a request waits to interrupt the running batch."""
@@ -332,8 +333,8 @@ class LocalEngine:
         """On the worker: choose for all requests together; if this fails, for each request separately."""
         try:
             return [*self._choose_batch(requests)]
-        except Exception as error:
-            logging.getLogger("marft").exception("%d choices could not be made together", len(requests))
+        except Exception as error:  # any error costs these choices
+            logger.exception("%d choices could not be made together", len(requests))
             if len(requests) > 1:
                 return [choice for request in requests for choice in self._choose([request])]
             engine_error = self._batches[id(self.policies[requests[0].policy].backbone)].run_health_check()
@@ -372,8 +373,8 @@ class LocalEngine:
             return
         try:
             self._set_completion(request, result)
-        except Exception as error:
-            logging.getLogger("marft").exception("what was sampled could not be spelled")
+        except Exception as error:  # any error costs this row
+            logger.exception("what was sampled could not be spelled")
             request.result.set_exception(RowFailedError(f"it could not be spelled: {single_line(format_error(error))}"))
 
     def _set_completion(self, request: _Request, result: RowResult) -> None:

@@ -111,7 +111,7 @@ class PluginEngine:
             return await result
         except (EpisodeFailedError, RunError):
             raise
-        except Exception as error:
+        except Exception as error:  # a third-party engine runs here
             raise RunError(f"engine {self.name!r}: {method}() raised {describe_error(error)}") from error
 
 

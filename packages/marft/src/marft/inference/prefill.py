@@ -151,7 +151,7 @@ class PrefixCache:
         return first
 
 
-def concat_prefixes(prefixes: Sequence[Prefix], layers: int) -> CachedKeyValues:
+def pack_row_prefixes(prefixes: Sequence[Prefix], layers: int) -> CachedKeyValues:
     """Concatenate prefixes; return the keys and values by layer, [S, K, D] each."""
     both = [
         torch.cat([part for prefix in prefixes for part in prefix.tensors(number)], 1).transpose(0, 1)
@@ -216,7 +216,7 @@ class Prefill:
         if self.cached_rows is not None and self.backbone.benefits_from_tree(tree, total_tokens):
             self.tokens.computed += len(tree.ids)
             packed = PackedRows.from_tree(tree, self.backbone.device)
-            cached_keys = concat_prefixes(cached, self.backbone.num_layers) if cached else None
+            cached_keys = pack_row_prefixes(cached, self.backbone.num_layers) if cached else None
             hidden = self.cached_rows.prefill(packed, slots, cached_keys)
             last = [int(places[-1]) - tree.cached_keys for places in tree.token_indices]
         else:

@@ -37,7 +37,7 @@ class RemotePolicy:
     """Policy behind an endpoint, with the context length of its local tokenizer (prompt and action, in tokens)."""
 
     endpoint: Endpoint
-    context: int
+    context_length: int
 
 
 class RemoteEngine:
@@ -77,7 +77,7 @@ class RemoteEngine:
             error_text = f"endpoint {remote.endpoint.name!r} calls {reply.calls[0].name!r}, but was offered no tools"
             raise EpisodeFailedError("failed", error_text)
         text = cut_at_stop(reply.text, sampling.stop)  # for servers that ignore stop strings
-        tokens = self._encode_reply(policy, text, reply, remote.context - len(prompt.ids))
+        tokens = self._encode_reply(policy, text, reply, remote.context_length - len(prompt.ids))
         return Completion(
             tokens,
             np.zeros(len(tokens), np.float32),
@@ -148,7 +148,7 @@ class RemoteEngine:
 
     def _encode_reply(self, policy: str, text: str, reply: ModelResponse, max_tokens: int) -> TokenIds:
         """Encode a turn with the local tokenizer, up to ``max_tokens`` tokens; a complete turn gets an end token."""
-        tokens = self.renderer.option(policy, text[: MAX_TOKEN_CHARACTERS * max(1, max_tokens)])
+        tokens = self.renderer.tokenize_option(policy, text[: MAX_TOKEN_CHARACTERS * max(1, max_tokens)])
         if reply.finish == "length" and len(tokens) > 1:
             tokens = tokens[:-1]
         return tokens[: max(1, max_tokens)]
@@ -210,7 +210,7 @@ class HumanSampler:
     async def sample(self, policy: str, prompt: Prompt, sampling: SamplingParams, key: ActionKey) -> Completion:  # noqa: ARG002
         """Return the person's text, encoded with the policy's tokenizer."""
         text = await asyncio.to_thread(self.ask, key.agent, ())
-        tokens = self.renderer.option(policy, text)
+        tokens = self.renderer.tokenize_option(policy, text)
         return Completion(tokens, np.zeros(len(tokens), np.float32), text, "stop")
 
     async def choose(

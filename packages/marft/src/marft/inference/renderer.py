@@ -14,7 +14,7 @@ from marft.agents.chat import Chat
 from marft.agents.prompt_messages import (
     NO_TOKENS,
     ChatMessage,
-    NotExact,
+    InexactContinuation,
     PromptTooLongError,
     TruncationPolicy,
     build_messages,
@@ -70,7 +70,9 @@ class ChatRenderer:
         self._call_ends: dict[str, str | StopString] = {}  # by policy
         self._detokenizers: dict[str, Callable[..., Detokenizer]] = {}
         self._starts_reasoning: dict[str, bool] = {}  # by policy: whether its template starts each turn with reasoning
-        self._continuation_errors: dict[tuple[str, bool], NotExact | None] = {}  # by policy and whether it has tools
+        self._continuation_errors: dict[
+            tuple[str, bool], InexactContinuation | None
+        ] = {}  # by policy and whether it has tools
         self._options: dict[str, dict[str, TokenIds]] = {}  # by policy and text
 
     def render(
@@ -112,7 +114,7 @@ class ChatRenderer:
             ids = tokenize_messages(format, chat, profile.tools)
         return Prompt(ids, full_length - len(ids), tuple(chat), profile.tools)
 
-    def start(self, policy: str, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> TokenIds:
+    def tokenize_prompt(self, policy: str, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> TokenIds:
         """Return the ids of a conversation, up to the start of the agent's next turn, [T].
 
         Raises:
@@ -130,10 +132,11 @@ class ChatRenderer:
         messages: Sequence[ChatMessage],
         new: Sequence[ChatMessage],
         tools: Sequence[Tool],
-    ) -> TokenIds | NotExact:
+    ) -> TokenIds | InexactContinuation:
         """Return the template's ids after a conversation with a completed turn, [T].
 
-        Returns :class:`NotExact` if no exact continuation exists. For a remote policy, the ids are only a record.
+        Returns :class:`InexactContinuation` if no exact continuation exists. For a remote policy, the ids are only a
+        record.
         """
         format = self.formats[policy]
         if format.remote:
@@ -198,7 +201,7 @@ class ChatRenderer:
             final_length = partial(self.tool_format(policy).with_prefix(prefix).final_length, without_reasoning=drops)
         return TextStream(self._detokenizers[policy](bool(prefix)), stops, thinking if drops else None, final_length)
 
-    def turn(self, policy: str, action: Action) -> list[ChatMessage]:
+    def turn_messages(self, policy: str, action: Action) -> list[ChatMessage]:
         """Convert an action to chat messages: text, tool calls and tool results."""
         messages, prefix = list[ChatMessage](), action.tokens[: int(np.argmax(action.own_mask))]
         for number, text in enumerate(action.intermediate_texts):
@@ -227,7 +230,7 @@ class ChatRenderer:
         """
         with suppress(*RENDER_ERRORS):
             encoded = encode_appended(format, PROBE_CHATS[0][0], new, end_id=find_end_id(format, ids))
-            if not isinstance(encoded, NotExact):
+            if not isinstance(encoded, InexactContinuation):
                 return encoded
         return _encode_texts(format, [str(message["content"]) for message in new])
 
@@ -246,7 +249,7 @@ class ChatRenderer:
                 'a Jinja file that can, or memory = "none"'
             ) from error
 
-    def count(self, policy: str, text: str) -> int:
+    def count_tokens(self, policy: str, text: str) -> int:
         """Return the number of tokens in a text without special tokens."""
         return len(self.formats[policy].tokenizer.encode(text, add_special_tokens=False))
 
@@ -294,7 +297,7 @@ class ChatRenderer:
         tokenizer, other_tokenizer = self.formats[policy].tokenizer, self.formats[second].tokenizer
         return tokenizer is other_tokenizer or tokenizer.get_vocab() == other_tokenizer.get_vocab()
 
-    def option(self, policy: str, text: str) -> TokenIds:
+    def tokenize_option(self, policy: str, text: str) -> TokenIds:
         """Return the ids of a whole assistant turn with ``text``, including the end of turn, [T].
 
         If the template changes the text or adds reasoning, the result is the text itself and the end-of-turn token.
@@ -312,13 +315,13 @@ class ChatRenderer:
         return ids.copy()
 
     def decode_option(self, policy: str, tokens: TokenIds) -> str:
-        """Return the text of a turn from :meth:`option`, without the header from the chat template."""
-        first, second = (self.option(policy, text) for text in PROBE_OPTIONS)
+        """Return the text of a turn from :meth:`tokenize_option`, without the header from the chat template."""
+        first, second = (self.tokenize_option(policy, text) for text in PROBE_OPTIONS)
         header_length = common_prefix_length(first, second)
         has_header = common_prefix_length(first[:header_length], tokens) == header_length
         return self.decode_tokens(policy, tokens[header_length:] if has_header else tokens)
 
-    def context(self, policy: str) -> int:
+    def context_length(self, policy: str) -> int:
         """Return the context length for prompt and action together, in tokens."""
         return self.formats[policy].context
 
@@ -364,10 +367,10 @@ class ChatRenderer:
         messages: Sequence[ChatMessage],
         calls: Sequence[ToolCall],
         tools: Sequence[Tool],
-    ) -> TokenIds | NotExact:
+    ) -> TokenIds | InexactContinuation:
         """Return the template's ids after a turn with tool calls: the results and the start of the next turn, [T].
 
-        Returns :class:`NotExact` if the template changes the conversation so far.
+        Returns :class:`InexactContinuation` if the template changes the conversation so far.
 
         Raises:
             UserError: the chat template has no tool format.
@@ -381,7 +384,7 @@ class ChatRenderer:
             return rewrite_error
         end_id = find_end_id(format, turn)
         encoded = self.tool_format(policy).encode_response(calls, end_id)
-        if not isinstance(encoded, NotExact):
+        if not isinstance(encoded, InexactContinuation):
             return encoded
         try:  # the format's probe contains calls without text; the template may treat only that case differently
             return encode_appended(format, history, answers, tools, end_id)
@@ -419,7 +422,7 @@ class ChatRenderer:
                 "its chat template begins every turn with a thought, and an answer of a given form has none; turn that "
                 "off (template_options.enable_thinking = false)"
             )
-        GrammarCompiler.for_tokenizer(format.tokenizer, format.stop_ids).check(grammar)
+        GrammarCompiler.for_tokenizer(format.tokenizer, format.stop_ids).check_grammar(grammar)
 
     def tool_format(self, policy: str) -> ToolFormat:
         """Return the tool-call format for a policy's model.

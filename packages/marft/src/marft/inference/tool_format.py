@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 
 from jinja2 import TemplateError
 
-from marft.agents.prompt_messages import NO_TOKENS, NotExact, tool_call_messages
+from marft.agents.prompt_messages import NO_TOKENS, InexactContinuation, tool_call_messages
 from marft.agents.streaming import text_before
 from marft.common.errors import UserError
 from marft.common.reasoning import THINK_END, THINK_START, StopString, ends_in_reasoning, measure_first_reasoning
-from marft.common.texts import format_error, replace_surrogates
+from marft.common.texts import common_prefix, format_error, parse_json_text, replace_surrogates
 from marft.common.types import TokenIds, Tool, ToolCall
 from marft.inference.chat_messages import (
     PROBE_ANSWER,
@@ -130,7 +130,7 @@ class CallSyntax:
 
 def build_tool_call(name: str, arguments: object) -> ToolCall:
     """Build a tool call from an agent's name and arguments; arguments are stored as JSON."""
-    decoded = _decode_arguments(arguments)
+    decoded = parse_json_text(arguments)
     if exceeds_depth(decoded, MAX_DEPTH):
         return build_error_call("", f"its arguments are nested more than {MAX_DEPTH} deep")
     try:
@@ -144,14 +144,6 @@ def build_tool_call(name: str, arguments: object) -> ToolCall:
     if replace_surrogates(name + text) != name + text or replace_surrogates(written) != written:
         return build_error_call(name + text, "it holds half a character")
     return ToolCall(name, text)
-
-
-def _decode_arguments(arguments: object) -> object:
-    """Decode arguments from JSON; other text stays text."""
-    try:
-        return json.loads(arguments) if isinstance(arguments, str) else arguments
-    except (ValueError, RecursionError):
-        return arguments
 
 
 def exceeds_depth(value: object, depth: int) -> bool:
@@ -187,7 +179,7 @@ class ToolFormat:
             plain = render_text(format, [PROBE_QUESTION])
             with_tools = render_text(format, [PROBE_QUESTION], (PROBE_TOOL,))
             calls = tool_call_messages("", [PROBE_CALL])
-            with_call = render_text(format, [PROBE_QUESTION, *calls], (PROBE_TOOL,), begin=False)
+            with_call = render_text(format, [PROBE_QUESTION, *calls], (PROBE_TOOL,), add_generation_prompt=False)
         except RENDER_ERRORS as error:
             raise UserError(f"its chat template cannot render tools and their answers ({error}); {HINT}") from error
         if plain == with_tools:
@@ -195,9 +187,9 @@ class ToolFormat:
         syntax = None
         if getattr(format.tokenizer, "response_template", None) is None:
             header_text = turn_header(format)
-            prompt = render_text(format, [PROBE_QUESTION], (PROBE_TOOL,), begin=False) + header_text
+            prompt = render_text(format, [PROBE_QUESTION], (PROBE_TOOL,), add_generation_prompt=False) + header_text
             if not header_text or not with_call.startswith(prompt):
-                prompt = _common_prefix(with_call, with_tools)
+                prompt = common_prefix(with_call, with_tools)
             syntax = _derive_syntax(with_call[len(prompt) :])
             if not syntax.opening and PYTHON_TAG in format.tokenizer.get_vocab():
                 syntax = replace(syntax, optional_tag=PYTHON_TAG)
@@ -235,7 +227,7 @@ class ToolFormat:
             return self
         return replace(self, starts_in_reasoning=ends_in_reasoning(text, self.starts_in_reasoning))
 
-    def encode_response(self, calls: Sequence[ToolCall], end_id: int | None = None) -> TokenIds | NotExact:
+    def encode_response(self, calls: Sequence[ToolCall], end_id: int | None = None) -> TokenIds | InexactContinuation:
         """Return the ids after a turn with only ``calls``: tool results and the start of a new turn, [T].
 
         Args:
@@ -301,19 +293,11 @@ def turn_header(format: ChatFormat) -> str:
     A template may add more text, such as reasoning, before a new turn.
     """
     try:
-        before = render_text(format, [PROBE_QUESTION], begin=False)
-        after = render_text(format, [PROBE_QUESTION, PROBE_ANSWER, PROBE_FOLLOW_UP], begin=False)
+        before = render_text(format, [PROBE_QUESTION], add_generation_prompt=False)
+        after = render_text(format, [PROBE_QUESTION, PROBE_ANSWER, PROBE_FOLLOW_UP], add_generation_prompt=False)
     except RENDER_ERRORS:
         return ""
     return after[len(before) :].partition(PROBE_ANSWER["content"])[0] if after.startswith(before) else ""
-
-
-def _common_prefix(first: str, second: str) -> str:
-    """Return the common prefix of two texts."""
-    size = next(
-        (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
-    )
-    return first[:size]
 
 
 def _derive_syntax(rendered: str) -> CallSyntax:

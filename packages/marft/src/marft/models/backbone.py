@@ -203,7 +203,7 @@ class Backbone:
         """
         for name in self.target_layers(policy, targets):
             generator = torch.Generator().manual_seed(derive_seed(seed, "adapter", policy, name))
-            self._lora_layer(name).add(policy, rank, alpha, generator)
+            self._lora_layer(name).add_adapter(policy, rank, alpha, generator)
 
     def target_layers(self, policy: str, targets: Sequence[str]) -> dict[str, tuple[int, int]]:
         """Return the linear layers with names that end in a target, with their input and output sizes.
@@ -247,7 +247,7 @@ class Backbone:
 
     def adapters(self, policy: str) -> dict[str, Adapter]:
         """Return the policy's adapters by layer name; empty for the base model."""
-        adapters = {name: layer.adapter(policy) for name, layer in self.layers.items()}
+        adapters = {name: layer.get_adapter(policy) for name, layer in self.layers.items()}
         return {name: adapter for name, adapter in adapters.items() if adapter is not None}
 
     def check_adapter(self, adapter: str | None) -> None:
@@ -256,7 +256,7 @@ class Backbone:
         Raises:
             UserError: the adapter does not exist.
         """
-        if adapter is not None and not any(layer.adapter(adapter) for layer in self.layers.values()):
+        if adapter is not None and not any(layer.get_adapter(adapter) for layer in self.layers.values()):
             raise UserError(f"this model has no adapter called {adapter!r}; None is the base alone")
 
     def checkpoint_activations(self) -> None:
@@ -274,7 +274,7 @@ class Backbone:
                 )
                 layer.training = True  # enables checkpointing in transformers
 
-    def trainable_parameters(self) -> dict[str, nn.Parameter]:
+    def full_tuning_parameters(self) -> dict[str, nn.Parameter]:
         """Return the trainable weights for full fine-tuning by name: the weights themselves or float32 masters."""
         parameters = dict(self.model.named_parameters()) if self.shards is None else self.shards.parameters
         if not self.is_half:

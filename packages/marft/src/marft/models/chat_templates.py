@@ -150,7 +150,7 @@ def check_template(tokenizer: PreTrainedTokenizerBase, options: dict[str, Any], 
             raise UserError(
                 f"{label} was still rendering after {TIMEOUT_SECONDS:g} s: it loops, or computes too much; {HINT}"
             ) from None
-        except Exception as error:
+        except Exception as error:  # a template can raise anything
             if number == 0:
                 raise UserError(f"{label} cannot render a message: {sanitize(format_error(error))}; {HINT}") from error
             continue

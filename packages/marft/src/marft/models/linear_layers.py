@@ -93,7 +93,7 @@ def _policy_spans(layers: Sequence[nn.Module], routing: Routing, tokens: int) ->
 
 
 def _find_adapter(layer: nn.Module, policy: str | None) -> Adapter | None:
-    return layer.adapter(policy) if isinstance(layer, MultiLoraLinear) else None
+    return layer.get_adapter(policy) if isinstance(layer, MultiLoraLinear) else None
 
 
 def _apply_columns(

@@ -125,7 +125,7 @@ def load_backbone(
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
-    except Exception as error:
+    except Exception as error:  # transformers raises many types of errors
         raise UserError(f"models: cannot load {settings.path!r}: {describe_cause(error)}. {MODEL_HINT}") from error
     model, loading_info = loaded
     assert isinstance(model, PreTrainedModel)
@@ -177,7 +177,7 @@ def _build_meta_model(config: PreTrainedConfig, dtype: torch.dtype, label: str) 
             model: PreTrainedModel = AutoModelForCausalLM.from_config(
                 config, dtype=dtype, attn_implementation=attention.attention_implementation(config)
             )
-    except Exception as error:
+    except Exception as error:  # each model class has its own checks
         raise UserError(f"{label}: cannot make what its config.json asks for: {describe_cause(error)}") from error
     return model
 
@@ -200,7 +200,7 @@ def load_weights(backbone: Backbone, folder: Path) -> None:
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
-    except Exception as error:
+    except Exception as error:  # transformers raises many types of errors
         raise UserError(f"cannot read {label}: {describe_cause(error)}") from error
     loaded_model, loading_info = loaded
     mismatches = {

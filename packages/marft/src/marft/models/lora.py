@@ -96,7 +96,7 @@ class MultiLoraLinear(nn.Module):
         self._stacked_rows: Sequence[str | None] | None = None
         self._stack: tuple[Tensor, Tensor, Tensor] | None = None
 
-    def add(self, policy: str, rank: int, alpha: float, generator: torch.Generator) -> None:
+    def add_adapter(self, policy: str, rank: int, alpha: float, generator: torch.Generator) -> None:
         """Add a new adapter for a policy."""
         self._adapters[_adapter_key(policy)] = Adapter(self.base, rank, alpha, generator)
 
@@ -106,7 +106,7 @@ class MultiLoraLinear(nn.Module):
             del self._adapters[_adapter_key(policy)]
         self._stacked_rows, self._stack = None, None
 
-    def adapter(self, policy: str | None) -> Adapter | None:
+    def get_adapter(self, policy: str | None) -> Adapter | None:
         """Return a policy's adapter, or None."""
         if policy is None or _adapter_key(policy) not in self._adapters:
             return None
@@ -134,7 +134,7 @@ class MultiLoraLinear(nn.Module):
 
     def _apply_span(self, x: Tensor, out: Tensor, policy: str | None, start: int, stop: int) -> Tensor:
         result = out[:, start:stop]
-        adapter = self.adapter(policy)
+        adapter = self.get_adapter(policy)
         if adapter is None:
             return result
         if self.routing.full_batch:
@@ -159,7 +159,7 @@ class MultiLoraLinear(nn.Module):
         return self._stack
 
     def _build_stack(self, rows: Sequence[str | None], device: torch.device) -> tuple[Tensor, Tensor, Tensor] | None:
-        adapters = {policy: self.adapter(policy) for policy in dict.fromkeys(rows)}
+        adapters = {policy: self.get_adapter(policy) for policy in dict.fromkeys(rows)}
         present = [(policy, adapter) for policy, adapter in adapters.items() if adapter is not None]
         if not present:
             return None

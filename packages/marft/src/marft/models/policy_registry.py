@@ -31,7 +31,7 @@ from marft.models.loader import (
     pick_dtype,
     training_dtype,
 )
-from marft.models.tokenizer_format import TokenizerFormat, load_formats, policy_context_length
+from marft.models.tokenizer_format import TokenizerFormat, load_tokenizer_formats, policy_context_length
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -76,7 +76,7 @@ class Policy:
         if not self.is_trained:
             return {}
         if self.adapter is None:
-            return self.backbone.trainable_parameters()
+            return self.backbone.full_tuning_parameters()
         parameters: dict[str, nn.Parameter] = {}
         for layer, adapter in self.backbone.adapters(self.adapter).items():
             if self.settings.lora.trained_matrices == "both":
@@ -119,7 +119,7 @@ class PolicyRegistry:
         self.base_models: dict[str, Backbone] = {}
         # float32 base models, for fully fine-tuned policies that did not start as the rounded base model
         self.float32_bases: dict[str, Backbone] = {}
-        self.formats = load_formats(run) if formats is None else formats
+        self.formats = load_tokenizer_formats(run) if formats is None else formats
         local = {name: model for name, model in run.models.items() if model.endpoint is None}
         for name, model in local.items():
             dtype = pick_dtype(model.dtype, self.device)

@@ -2,8 +2,9 @@
 
 During training, each rank holds a shard of every weight. A layer is gathered when it is computed, in the forward and
 again in the backward. Gradients of trained weights are summed when they are scattered. Embeddings, the last norm and
-the head are gathered for a whole pass, because the head is read after the pass. Adapters are not sharded. Between
-updates, one rank may hold the full weights for sampling and saving, or, only for saving, in CPU memory.
+the head are gathered for a whole pass, because the head is read after the pass. Adapters are not sharded. The fused
+decoder is registered as a forward method of each layer, so that FSDP gathers the layer for it. Between updates, one
+rank may hold the full weights for sampling and saving, or, only for saving, in CPU memory.
 
 Every rank must run the same number of passes in the same order, because each pass consists of collectives.
 """

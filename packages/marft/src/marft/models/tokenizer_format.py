@@ -86,7 +86,7 @@ class TokenizerFormat:
     stop_ids: tuple[int, ...]
 
 
-def load_formats(run: RunSettings) -> dict[str, TokenizerFormat]:
+def load_tokenizer_formats(run: RunSettings) -> dict[str, TokenizerFormat]:
     """Load the tokenizers for a run's local models, by model name.
 
     Raises:
@@ -135,7 +135,7 @@ def load_config(settings: ModelSettings) -> PretrainedConfig:
     check_size_limits(Path(path), label)
     try:
         config = AutoConfig.from_pretrained(path, revision=settings.revision, trust_remote_code=False)
-    except Exception as error:
+    except Exception as error:  # transformers raises many types of errors
         suggestion = closest_match(path, bundled_models())
         hint = f"Did you mean {suggestion!r}?" if suggestion else MODEL_HINT
         folder_error = (
@@ -164,7 +164,7 @@ def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
     path = resolve_path(settings.path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, revision=settings.revision, trust_remote_code=False)
-    except Exception as error:
+    except Exception as error:  # tokenizers raises Exception itself
         raise UserError(
             f"models: cannot load the tokenizer of {settings.path!r}: {describe_cause(error)[:MAX_CAUSE_LENGTH]}. If "
             "its tokenizer.json or tokenizer_config.json is missing or damaged, get the model again, with all its files"

@@ -8,9 +8,9 @@ from importlib.util import find_spec
 from marft.common.errors import UserError
 from marft.common.packages import install_command
 from marft.common.processes.process_pool import (
+    HelperRequestError,
     ProcessExitedError,
     ProcessPool,
-    RequestError,
     RequestFailedError,
     limit_memory,
     serve,
@@ -45,7 +45,7 @@ class Grader:
         self.timeout = timeout
         self._helpers = ProcessPool("marft.rewards.grader", processes)
 
-    def equal(self, gold: str, written: str, tolerances: Sequence[float] = (), question: str = "") -> bool:
+    def matches_gold(self, gold: str, written: str, tolerances: Sequence[float] = (), question: str = "") -> bool:
         """Return True if ``written`` states ``gold``. The call blocks until a process is free, and is thread-safe.
 
         Args:
@@ -62,7 +62,7 @@ class Grader:
             raise GradingError(f"math-verify failed: {error}") from error
         except ProcessExitedError as error:
             raise GradingError("the grading process died of this answer") from error
-        except RequestError as error:
+        except HelperRequestError as error:
             raise GradingError(f"grading {error}") from error
 
     def close(self) -> None:
@@ -71,11 +71,11 @@ class Grader:
 
 
 def _serve() -> None:
-    """Answer requests with the arguments of ``math_answers.equal``."""
+    """Answer requests with the arguments of ``math_answers.matches_gold``."""
     limit_memory(MEMORY_BYTES)
-    from marft.rewards.math_answers import equal
+    from marft.rewards.math_answers import matches_gold
 
-    serve(lambda question: equal(**question))
+    serve(lambda question: matches_gold(**question))
 
 
 if __name__ == "__main__":

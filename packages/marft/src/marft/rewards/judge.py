@@ -146,7 +146,7 @@ class CachedScorer:
 
     async def _score(self, requests: Sequence[Mapping[str, object]]) -> float:
         self.counts["questions"] += 1
-        name = digest(self.endpoint.settings.url, requests[0])
+        name = atomic.digest_of_json([self.endpoint.settings.url, requests[0]])
         cached = self._lookup(name)
         pending = self._pending.get(name)
         if cached is not None or pending is not None:
@@ -211,11 +211,6 @@ class CachedScorer:
         self._scores[name] = score
         if len(self._scores) > MAX_CACHED_SCORES:
             del self._scores[next(iter(self._scores))]
-
-
-def digest(url: str, body: Mapping[str, object]) -> str:
-    """Return an endpoint request's digest, used for its cache key."""
-    return hashlib.sha256(json.dumps([url, body], sort_keys=True).encode()).hexdigest()
 
 
 def _file(folder: Path, name: str) -> Path:

@@ -60,16 +60,18 @@ _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
-def equal(gold: str, written: str, tolerances: Sequence[float] = (), question: str = "") -> bool:
+def matches_gold(gold: str, written: str, tolerances: Sequence[float] = (), question: str = "") -> bool:
     r"""Return True if the written text states the gold answer.
 
     The answer is read from the last ``\boxed{}`` (or ``<answer>`` tag). Otherwise, it follows the last "the answer is"
     or ``####``. Otherwise, it is the last formula, or the bold text, or anything that math-verify finds in the last
     line.
 
-    >>> equal(r"\frac{1}{2}", "The answer is 0.5."), equal("0.5", r"\boxed{50}"), equal("(2,3)", r"\boxed{\{2,3\}}")
-    (True, False, False)
-    >>> equal("7", r"\boxed{7\%}"), equal("7", r"\boxed{7\%}", question="What percentage is it?")
+    >>> matches_gold(r"\frac{1}{2}", "The answer is 0.5."), matches_gold("0.5", r"\boxed{50}")
+    (True, False)
+    >>> matches_gold("(2,3)", r"\boxed{\{2,3\}}")
+    False
+    >>> matches_gold("7", r"\boxed{7\%}"), matches_gold("7", r"\boxed{7\%}", question="What percentage is it?")
     (False, True)
 
     Args:

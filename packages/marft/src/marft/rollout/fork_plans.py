@@ -46,7 +46,7 @@ class ForkPlan(Protocol):
 
     missing_note: ClassVar[str]
 
-    def play(
+    def play_forks(
         self, play: PlayFunction, attempts: Sequence[Attempt], step: ForkContext
     ) -> tuple[list[Episode], list[Episode]]:
         """Play attempts and their forks → attempts, all episodes."""
@@ -91,7 +91,7 @@ class CounterfactualForks:
 
     resamples: int
 
-    def play(
+    def play_forks(
         self, play: PlayFunction, attempts: Sequence[Attempt], step: ForkContext
     ) -> tuple[list[Episode], list[Episode]]:
         """Play the attempts, then their counterfactuals → attempts, all episodes."""
@@ -147,7 +147,7 @@ class CrossProductForks:
 
     missing_note: ClassVar[str] = ""
 
-    def play(
+    def play_forks(
         self, play: PlayFunction, attempts: Sequence[Attempt], step: ForkContext
     ) -> tuple[list[Episode], list[Episode]]:
         """Play the attempts, then the missing combinations → attempts, all episodes."""
@@ -208,7 +208,7 @@ class CandidateTree:
     candidates: int
     carry: Literal["best", "first"]
 
-    def play(
+    def play_forks(
         self, play: PlayFunction, attempts: Sequence[Attempt], step: ForkContext
     ) -> tuple[list[Episode], list[Episode]]:
         """Grow the trees → attempts, all episodes.

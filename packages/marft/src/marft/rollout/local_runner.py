@@ -24,17 +24,17 @@ from marft.rollout.workers.worker_runner import WorkerRolloutRunner
 T = TypeVar("T")
 
 
-def open_rollouts(run: RunSettings, for_parts: bool = False) -> LocalRolloutRunner | WorkerRolloutRunner:
+def open_rollout_runner(run: RunSettings, keep_on_cpu: bool = False) -> LocalRolloutRunner | WorkerRolloutRunner:
     """Open the rollout runner for ``rollout.workers``; use it as a context manager or call ``close``.
 
     Args:
         run: recipe of the run.
-        for_parts: keep models in host memory, because only a part of each model moves to the device.
+        keep_on_cpu: keep weights in CPU memory, because only a shard of them will move to the device.
 
     Raises:
         ValueError: a component of the recipe is unavailable.
     """
-    return (WorkerRolloutRunner if run.rollout.workers else LocalRolloutRunner)(run, for_parts)
+    return (WorkerRolloutRunner if run.rollout.workers else LocalRolloutRunner)(run, keep_on_cpu)
 
 
 class LocalRolloutRunner(RolloutRunner):
@@ -47,9 +47,9 @@ class LocalRolloutRunner(RolloutRunner):
             ``max_new_tokens`` fills its model's context.
     """
 
-    def _open(self, for_parts: bool, started: ExitStack) -> Team:
+    def _open(self, keep_on_cpu: bool, started: ExitStack) -> Team:
         terms = open_terms(self.run, started.callback)
-        self._open_samplers(InferenceRuntime(self.run, terminate_all, for_parts), started)
+        self._open_samplers(InferenceRuntime(self.run, terminate_all, keep_on_cpu), started)
         self._parts = GameRuntime(self.run, terms, self.engine, self._samplers.renderer, LoopThreadPool())
         started.callback(self._parts.close)
         self.compose = self._parts.reward_manager

@@ -35,23 +35,21 @@ class RolloutBatch:
 
     Args:
         episodes: attempts of the step, sampled by the policies without forks.
-        credit_inputs: episodes to train on: scored attempts and forks, including episodes from the world model.
+        training_episodes: episodes to train on: scored attempts and forks, including episodes from the world model.
         recorded: all episodes played in the real environment.
         tasks_drawn: number of draws consumed so far, which is where the next step continues.
         metrics: metrics of the rollout.
         next_draw: number of the first draw not started yet.
         imagined: episodes played in the world model.
-        notes: messages for the user.
     """
 
     episodes: list[Episode]
-    credit_inputs: list[Episode]
+    training_episodes: list[Episode]
     recorded: list[Episode]
     tasks_drawn: int
     metrics: dict[str, float]
     next_draw: int = 0
     imagined: Sequence[Episode] = ()
-    notes: tuple[str, ...] = ()
 
     def extend(self, repeats: Sequence[RolloutBatch]) -> RolloutBatch:
         """Return the batch with the episodes of repetitions of the step; the draws stay."""
@@ -59,12 +57,12 @@ class RolloutBatch:
         return replace(
             self,
             episodes=[episode for batch in batches for episode in batch.episodes],
-            credit_inputs=[episode for batch in batches for episode in batch.credit_inputs],
+            training_episodes=[episode for batch in batches for episode in batch.training_episodes],
             recorded=[episode for batch in batches for episode in batch.recorded],
         )
 
 
-def collect(
+def collect_rollouts(
     rollouts: RolloutRunner,
     tasks: Sequence[Task],
     state: State,
@@ -84,7 +82,7 @@ def collect(
     """
     run, sampler, draw_count = rollouts.run, TaskSampler.from_tasks(rollouts.run, tasks), state.tasks_drawn
     rounds = run.algorithm.dynamic_sampling
-    episodes, credit_inputs, recorded, usable = list[Episode](), list[Episode](), list[Episode](), list[Episode]()
+    episodes, training_episodes, recorded, usable = list[Episode](), list[Episode](), list[Episode](), list[Episode]()
     groups = discarded = 0  # groups for training; groups with equal rewards
     for _ in range(rounds + 1):
         task_count = run.rollout.tasks_per_step - groups
@@ -101,9 +99,11 @@ def collect(
         selected = [group for group in draw_groups if rewards_vary(group, run)] if rounds else draw_groups
         groups, discarded = groups + len(selected), discarded + len(draw_groups) - len(selected)
         selected_ids = {id(episode) for group in selected for episode in group}
-        credit_inputs += [episode for episode in scored if id(episode) in selected_ids]
+        training_episodes += [episode for episode in scored if id(episode) in selected_ids]
     metrics = ({"groups_discarded": float(discarded)} if rounds else {}) | fork_metrics(recorded)
-    return RolloutBatch(episodes, credit_inputs or first_attempts(usable), recorded, draw_count, metrics, draw_count)
+    return RolloutBatch(
+        episodes, training_episodes or first_attempts(usable), recorded, draw_count, metrics, draw_count
+    )
 
 
 def first_attempts(episodes: Sequence[Episode]) -> list[Episode]:
@@ -160,7 +160,7 @@ def _build_attempts(run: RunSettings, step: int, drawn: Sequence[tuple[Task, str
         stream = f"train/{step}/{passed}" if passed else f"train/{step}"
         stream += f"/repeat-{repeat}" if repeat else ""
         for sample, questions in enumerate(_helper_call_limits(run, step, stream, task)):
-            attempts.append(Attempt(task, stream, sample, critic_states=critic, max_helper_calls=questions))
+            attempts.append(Attempt(task, stream, sample, record_critic_states=critic, max_helper_calls=questions))
     return attempts
 
 
@@ -192,7 +192,7 @@ def play_with_forks(
     fork_plan = get_fork_plan(run.algorithm)
     if fork_plan:
         rewarded = partial(rewards_for_credit, settings=run.algorithm.reward, limits=length_limits(run))
-        return fork_plan.play(play, attempts, ForkContext(run.trained_policies, rewarded, on_done))
+        return fork_plan.play_forks(play, attempts, ForkContext(run.trained_policies, rewarded, on_done))
     episodes = play(attempts, on_done=on_done)
     return episodes, episodes
 

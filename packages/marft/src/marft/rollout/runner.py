@@ -6,6 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from marft.agents.game import Attempt
@@ -15,6 +16,8 @@ from marft.common.types import ActionKey, Episode, SamplingParams
 from marft.common.usage import ENGINE_RESTARTS
 from marft.config.run import RunSettings
 from marft.inference.caller_thread import BackgroundTask
+from marft.runs.checkpoints import load_policies
+from marft.runs.state import read_learned_prompts
 
 if TYPE_CHECKING:
     from marft.inference.runtime import InferenceRuntime
@@ -37,21 +40,21 @@ class RolloutRunner(ABC):
 
     Args:
         run: recipe of the run.
-        for_parts: keep models in host memory, because only a part of each model moves to the device.
+        keep_on_cpu: keep weights in CPU memory, because only a shard of them will move to the device.
 
     Raises:
         ValueError: a component of the recipe is unavailable.
     """
 
-    def __init__(self, run: RunSettings, for_parts: bool = False) -> None:
+    def __init__(self, run: RunSettings, keep_on_cpu: bool = False) -> None:
         self.run, self._gate = run, asyncio.Semaphore(run.rollout.max_concurrent_episodes)
         self.excluded_tasks: dict[str, str] = {}
         with ExitStack() as started:  # closes all started parts if a later part fails
-            self.team = self._recipe_team = self._open(for_parts, started)
+            self.team = self._recipe_team = self._open(keep_on_cpu, started)
             self._started = started.pop_all()
 
     @abstractmethod
-    def _open(self, for_parts: bool, started: ExitStack) -> Team:
+    def _open(self, keep_on_cpu: bool, started: ExitStack) -> Team:
         """Open the components of the recipe; return its team, the agents equipped with their tools and skills."""
 
     def _open_samplers(self, samplers: InferenceRuntime, started: ExitStack) -> None:
@@ -82,7 +85,7 @@ class RolloutRunner(ABC):
         """
         return self._samplers.wait_for(self._play(attempts, team or self.team, on_done))
 
-    def begin(self, attempts: Sequence[Attempt]) -> RolloutHandle:
+    def play_in_background(self, attempts: Sequence[Attempt]) -> RolloutHandle:
         """Start attempts in the background; requires a separate engine.
 
         The outcome of the handle holds the episodes in the order of the attempts.
@@ -108,13 +111,23 @@ class RolloutRunner(ABC):
         """Return the latest published version of a policy; 0 before the first."""
         return self.engine.version(policy)
 
-    def instruct(self, versions: Sequence[PromptVersion]) -> None:
+    def set_prompt_versions(self, versions: Sequence[PromptVersion]) -> None:
         """Set the instructions of agents to the given prompt versions.
 
         Roles without a version use the instructions of the recipe.
         """
         before = {agent.role: agent.instructions for agent in self.run.agents}
         self.team = self._recipe_team.with_prompt_versions(versions, before)
+
+    def load_checkpoint(self, path: Path | None) -> None:
+        """Load the trained policies and learned prompts of a checkpoint; None loads nothing.
+
+        Raises:
+            UserError: the checkpoint was deleted, lacks a policy, or does not fit.
+        """
+        if path is not None:
+            load_policies(path, self.models, dict.fromkeys(self.run.trained_policies))
+            self.set_prompt_versions(read_learned_prompts(path))
 
     def ask(self, policy: str, question: str, sampling: SamplingParams, key: ActionKey) -> tuple[str, int]:
         """Query a policy outside episodes → text, number of tokens."""

@@ -188,7 +188,7 @@ class TaskSampler(Sequence[Task]):
                 "go on with the tasks that it began with, or begin another run"
             )
         level = np.array([self._level_of[task.id] for task in self._tasks])
-        level_weights = np.array(level_shares(max_level, len(self.levels), self.run.curriculum.review))
+        level_weights = np.array(level_shares(max_level, len(self.levels), self.run.curriculum.review_fraction))
         weights = level_weights[level] * self._weights / np.bincount(level, self._weights, len(self.levels))[level]
         return np.asarray(weights / weights.max())
 
@@ -293,18 +293,18 @@ def _with_max_level(state: CurriculumState, max_level: int, draw: int) -> Curric
     return CurriculumState((*state.begins[:interval_count], draw), (*state.hardest[:interval_count], max_level))
 
 
-def level_shares(max_level: int, levels: int, review: float) -> list[float]:
+def level_shares(max_level: int, levels: int, review_fraction: float) -> list[float]:
     """Return the share of draws for each level.
 
-    >>> level_shares(max_level=2, levels=4, review=0.5), level_shares(max_level=0, levels=2, review=0.5)
+    >>> level_shares(2, levels=4, review_fraction=0.5), level_shares(0, levels=2, review_fraction=0.5)
     ([0.25, 0.25, 0.5, 0.0], [1.0, 0.0])
 
     Args:
         max_level: current hardest level.
         levels: number of levels.
-        review: total share of the easier levels.
+        review_fraction: total share of the easier levels.
     """
-    easier_shares = [review / max_level] * max_level if max_level else []
+    easier_shares = [review_fraction / max_level] * max_level if max_level else []
     return [*easier_shares, 1.0 - sum(easier_shares), *[0.0] * (levels - max_level - 1)]
 
 

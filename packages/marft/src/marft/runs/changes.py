@@ -129,7 +129,7 @@ def _describe_changes(different: Mapping[str, tuple[object, object]]) -> Iterato
 def change_notes(before: RunSettings, current: RunSettings) -> Iterator[str]:
     """Yield notes about permitted changes that still affect learning."""
     optimizer = current.algorithm.optimizer
-    if before.training.steps != current.training.steps and optimizer.schedule != "constant":
+    if before.training.steps != current.training.steps and optimizer.depends_on_steps:
         yield (
             f"training.steps: {before.training.steps} → {current.training.steps}, and the learning rate follows a "
             f"{optimizer.schedule} schedule over all steps: from here on it is that of the new length, a jump"

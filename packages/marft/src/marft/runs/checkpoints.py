@@ -145,7 +145,7 @@ class CheckpointManager:
             save_file(_contiguous(learner.optimizer_state()), staging / OPTIMIZER_FILE)
             atomic.write_file(staging / RECIPE_FILE, to_toml(run), atomic.PRIVATE_MODE)
             write_extra(staging)
-            saved = replace(state, parts=learner.state_dict())
+            saved = replace(state, component_state=learner.state_dict())
             write_state(staging, saved, log, models.compute_digests(), run)
 
     def newest(self) -> tuple[CheckpointRecord | None, list[str]]:
@@ -281,7 +281,7 @@ def load_checkpoint(record: CheckpointRecord, models: PolicyRegistry, learner: T
     if learner.critic and not learner.critic.load_state_dict(_read_state(record.path / CRITIC_FILE)):
         raise UserError(f"{record.path}: its critic is another one than the run's; start a new run with --init-from")
     learner.load_optimizer_state(_read_state(record.path / OPTIMIZER_FILE))
-    learner.load_state_dict(record.state.parts)
+    learner.load_state_dict(record.state.component_state)
 
 
 def load_policies(path: Path, models: PolicyRegistry, policies: Mapping[str, object]) -> None:

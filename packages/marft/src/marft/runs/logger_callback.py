@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from marft.common.callbacks import Callback
+from marft.common.log import get_logger
 from marft.common.texts import format_error, single_line, truncate
 from marft.config.interfaces.metric_logger import MetricLogger, Parameter, RunInfo, Sink
 from marft.config.run import RunSettings
@@ -22,6 +23,7 @@ from marft.config.secrets import mask_values, option_secret_values
 from marft.runs.changes import flatten_recipe
 from marft.runs.run_folder import RunFolder
 
+logger = get_logger(__name__)
 QUEUE_SIZE = 1000  # maximum number of queued entries
 MAX_ERROR_LENGTH = 300  # maximum length of an error message, in characters
 SHORT_WAIT_SECONDS = 0.5  # seconds to wait for a logger if the run has to end at once
@@ -147,19 +149,18 @@ class LoggerCallback(Callback):
         run: recipe of the run.
         folder: folder of the run.
         finished_steps: number of training steps that the run has completed before.
-        note: callback for messages about failing loggers.
 
     Raises:
         OSError: a file blocks a logger's folder in the run folder.
     """
 
-    def __init__(self, run: RunSettings, folder: RunFolder, finished_steps: int, note: Callable[[str], None]) -> None:
-        self._note, self._step, self._is_open = note, finished_steps, True
+    def __init__(self, run: RunSettings, folder: RunFolder, finished_steps: int) -> None:
+        self._step, self._is_open = finished_steps, True
         for part in run.sinks:
             if part.folder:
                 (folder.path / part.folder).mkdir(exist_ok=True)
         run_info = RunInfo(
-            folder.path.resolve(), run.name, folder.identity(), finished_steps, dict(logged_parameters(run))
+            folder.path.resolve(), run.name, folder.read_id(), finished_steps, dict(logged_parameters(run))
         )
         self._queues = [(LoggerQueue(part, run_info), part.close_seconds) for part in run.sinks]
 
@@ -169,8 +170,7 @@ class LoggerCallback(Callback):
         finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
         for queue, _ in self._queues:
             queue.put(lambda sink: sink.log(step, finite))
-            if warning := queue.take_warning():
-                self._note(warning)
+            self._warn(queue.take_warning())
 
     def on_note(self, text: str) -> None:
         """Log a message."""
@@ -191,8 +191,14 @@ class LoggerCallback(Callback):
         for queue, _ in self._queues:
             queue.stop()
         for queue, seconds in self._queues:
-            if warning := queue.wait(started_at + seconds, is_urgent):
-                self._note(warning)
+            self._warn(queue.wait(started_at + seconds, is_urgent))
+
+    def _warn(self, text: str) -> None:
+        """Log a warning about a logger; the loggers do not receive it."""
+        is_open, self._is_open = self._is_open, False
+        if text:
+            logger.warning(text)
+        self._is_open = is_open
 
 
 def logged_parameters(run: RunSettings) -> Iterator[tuple[str, Parameter]]:

@@ -3,7 +3,7 @@
 A resume needs this state, all of it in the folder of a checkpoint:
 
 - ``state.json``: the progress of the run (:class:`marft.runs.state.State`, with the numbers of credit and schedule in
-  ``parts``), and digests of all other files, of the metrics log, of the models and of the user code.
+  ``component_state``), and digests of all other files, of the metrics log, of the models and of the user code.
 - ``policies/<name>/``: the weights of each trained policy; ``critic.safetensors``: the critic;
   ``optimizer.safetensors``: the moments of the policies' and the critic's optimizers, and the reference policy of a
   pairwise objective.
@@ -92,7 +92,10 @@ def remove_run(folder: Path, start: Path | None = None) -> list[Path]:
     protected = {folder / "run.json", folder / "config.toml", folder / "run.lock"}
     for path in _sort_lists_last(find_run_files(folder)):
         if path not in protected and start not in path.parents:
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
     _remove_empty(folder)
     remaining = [path for path in folder.rglob("*") if not path.is_dir() or path.is_symlink()]
     return sorted(path for path in remaining if path not in protected and start not in path.parents)
@@ -106,7 +109,7 @@ def remove_checkpoint(path: Path) -> None:
     _remove_empty(run)
 
 
-def find_foreign_files(folder: Path) -> list[Path]:
+def find_foreign_checkpoint_files(folder: Path) -> list[Path]:
     """Return files from other origins in the places for checkpoints."""
     checkpoint_paths = [
         path for path in (folder / "checkpoints").glob("*") if CHECKPOINT.fullmatch(f"checkpoints/{path.name}")

@@ -166,7 +166,7 @@ class RunFolder:
             UserError: the folder is not a run.
         """
         folder = RunFolder(expand_user(path))
-        if not folder.config.is_file():
+        if not folder.config_path.is_file():
             raise UserError(
                 f"no run at {path}: it has no config.toml{folder.recipe_copy_note() or folder.suggest_similar()}"
             )
@@ -241,7 +241,7 @@ class RunFolder:
                     f"{self.path} holds a run already; go on with it (--resume), give this one another name "
                     "(--name …), or let it take the other's place (--overwrite)"
                 )
-            foreign_files = run_files.find_foreign_files(self.path)
+            foreign_files = run_files.find_foreign_checkpoint_files(self.path)
             if foreign_files:
                 raise UserError(
                     f"{foreign_files[0]} lies among the checkpoints of {self.path} and is none of the run's; move it "
@@ -299,7 +299,7 @@ class RunFolder:
         except BaseException:  # a full disk: a marker without a recipe would be a run that cannot resume
             if not replaces:
                 (self.path / "run.json").unlink(missing_ok=True)
-                self.config.unlink(missing_ok=True)
+                self.config_path.unlink(missing_ok=True)
             raise
         return run_files.remove_run(self.path, start) if replaces else []
 
@@ -337,13 +337,15 @@ class RunFolder:
     def has_progress(self) -> bool:
         """Return True if the run has a completed step or other data worth keeping."""
         folders = (self.checkpoints, self.episodes, self.evaluations)
-        return any(path.exists() for path in folders) or (self.metrics.is_file() and self.metrics.stat().st_size > 0)
+        return any(path.exists() for path in folders) or (
+            self.metrics_path.is_file() and self.metrics_path.stat().st_size > 0
+        )
 
     def initial_checkpoint(self) -> str:
         """Return the checkpoint with the run's initial weights; "" for none."""
         return str(self._read_marker().get("from", ""))
 
-    def identity(self) -> str:
+    def read_id(self) -> str:
         """Return a unique alphanumeric ID of this run, independent of the folder's name and location.
 
         For a run of an earlier version, it is derived from the folder's name and start time.
@@ -362,20 +364,20 @@ class RunFolder:
 
     def write_config(self, run: RunSettings) -> None:
         """Write the resolved recipe."""
-        atomic.write_file(self.config, to_toml(run), atomic.PRIVATE_MODE)
+        atomic.write_file(self.config_path, to_toml(run), atomic.PRIVATE_MODE)
 
     def recipe_copy_note(self) -> str:
         """Return a sentence with the path to a recipe copy in a checkpoint; "" without a copy."""
         copies = sorted(self.checkpoints.glob("step_*/recipe.toml"))
-        return f". The recipe it was made with is in {copies[-1]}: copy that to {self.config}" if copies else ""
+        return f". The recipe it was made with is in {copies[-1]}: copy that to {self.config_path}" if copies else ""
 
     @property
-    def config(self) -> Path:
+    def config_path(self) -> Path:
         """Path of the resolved recipe."""
         return self.path / "config.toml"
 
     @property
-    def metrics(self) -> Path:
+    def metrics_path(self) -> Path:
         """Path of the metrics log."""
         return self.path / "metrics.jsonl"
 
@@ -444,7 +446,7 @@ class RunFolder:
         return chosen if step else files[-1]
 
     @property
-    def report(self) -> Path:
+    def report_path(self) -> Path:
         """Path of the HTML report."""
         return self.path / "report.html"
 
@@ -463,12 +465,12 @@ class RunFolder:
         """
         objects = replace_objects(changes, objects)[1].values()
         try:
-            load_recipe(self.config, given=objects)
+            load_recipe(self.config_path, given=objects)
         except MissingObjectError:
             raise
         except ValueError as error:
             raise UserError(f"{error}{self.recipe_copy_note()}") from error
-        return load_recipe(self.config, overrides, changes, objects)
+        return load_recipe(self.config_path, overrides, changes, objects)
 
     def relocated_settings(
         self, overrides: Sequence[str] = (), changes: Mapping[str, object] = {}, objects: Iterable[object] = ()
@@ -483,7 +485,7 @@ class RunFolder:
             if key in ("name", "output"):
                 raise UserError(
                     f"--{key}: a run keeps its name and its place. For a new run with its recipe:  "
-                    f"marft train {self.config} --{key} …"
+                    f"marft train {self.config_path} --{key} …"
                 )
         name = self.path.resolve().name  # "." has no name
         try:
@@ -500,20 +502,20 @@ class RunFolder:
             UserError: the recipe is invalid; the message locates a complete copy.
         """
         try:
-            return SavedRecipe.model_validate(tomllib.loads(self.config.read_text(encoding="utf-8")))
+            return SavedRecipe.model_validate(tomllib.loads(self.config_path.read_text(encoding="utf-8")))
         except ValidationError as error:
             problem = first_problem(error)
         except (OSError, ValueError, RecursionError) as error:
             problem = str(error)
-        raise UserError(f"cannot read {self.config}: {problem}{self.recipe_copy_note()}")
+        raise UserError(f"cannot read {self.config_path}: {problem}{self.recipe_copy_note()}")
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """Read the metrics, one object a step, skipping unreadable lines (see :meth:`metrics_problems`)."""
-        return read_rows(self.metrics)[0]
+        return read_rows(self.metrics_path)[0]
 
     def metrics_problems(self) -> list[str]:
         """Return the unreadable lines of the metrics log. A last line that a crash interrupted does not count."""
-        return read_rows(self.metrics)[1]
+        return read_rows(self.metrics_path)[1]
 
     def read_evaluations(self, scenarios: bool = False) -> list[dict[str, object]]:
         """Read the evaluations on held-out tasks with the team as trained, by name.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from bisect import bisect_right
@@ -93,12 +92,12 @@ class State:
     best_by: str = ""  # metric of the best score; scores of different metrics are not comparable
     tasks_drawn: NonNegativeInt = 0  # position in the endless pass over the training tasks
     tasks: str = ""  # digest of the training tasks
-    returns: NonNegativeInt = 0  # number of rollbacks to an earlier checkpoint
-    cooled: float = 1.0  # factor for learning rates since the last rollback
-    parts: Mapping[str, float] = field(default_factory=dict)  # credit state carried from step to step
-    set_aside: Mapping[str, str] = field(default_factory=dict)  # excluded tasks by ID, with the reasons
+    rollbacks: NonNegativeInt = 0  # number of rollbacks to an earlier checkpoint
+    learning_rate_scale: float = 1.0  # product of the learning-rate factors of all rollbacks
+    component_state: Mapping[str, float] = field(default_factory=dict)  # carried by credit and schedule between steps
+    excluded_tasks: Mapping[str, str] = field(default_factory=dict)  # reason for each excluded task, by task ID
     curriculum: SavedCurriculum | None = None  # difficulty levels in use
-    profiles: SavedLineage | None = None  # learned prompts of agents
+    prompts: SavedLineage | None = None  # history of the learned prompts
 
     def update_best(self, metrics: Mapping[str, float], names: Sequence[str]) -> State:
         """Return the state with the best checkpoint updated.
@@ -167,7 +166,7 @@ def write_state(folder: Path, state: State, log: LogDigest, models: Mapping[str,
 
 def write_state_table(folder: Path, table: Mapping[str, object]) -> None:
     """Write the contents of ``state.json`` with their digest."""
-    text = json.dumps({**table, "digest": digest_of_table(table)}, indent=2)
+    text = json.dumps({**table, "digest": atomic.digest_of_json(table)}, indent=2)
     (folder / STATE_FILE).write_text(text + "\n")
 
 
@@ -192,9 +191,11 @@ def read_record(path: Path) -> CheckpointRecord:
         raise UserError(f"{path} is no whole checkpoint: it has no {STATE_FILE}; give one such as {example}")
     try:
         table = atomic.read_json(path / STATE_FILE)
+        if not isinstance(table, dict):
+            raise UserError(f"{path} is no whole checkpoint: {STATE_FILE} holds no table")
         if "digest" not in table:
             raise UserError(f"{path} is no checkpoint of this version of MARFT: {STATE_FILE} has no digest")
-        if table.pop("digest") != digest_of_table(table):
+        if table.pop("digest") != atomic.digest_of_json(table):
             raise UserError(f"{path}: {STATE_FILE} is damaged")
         saved = STATE_FILE_ADAPTER.validate_json(json.dumps(table))
         for name, digest in saved.files.items():
@@ -208,7 +209,12 @@ def read_record(path: Path) -> CheckpointRecord:
         state = State(**{field.name: getattr(saved, field.name) for field in fields(State)})
         return CheckpointRecord(path, state, saved.log, saved.models, saved.code)
     except ValidationError as error:
-        raise UserError(f"{path}: {STATE_FILE} holds what no run writes: {first_problem(error)}") from None
+        problem, version = f"{STATE_FILE} holds what no run writes: {first_problem(error)}", table.get("version")
+        if isinstance(version, str) and version != __version__:
+            hint = f"it was written by another version of MARFT ({version}; this is {__version__})"
+        else:
+            hint = "the likely cause is that another version of MARFT wrote it"
+        raise UserError(f"{path}: {problem}; {hint}") from None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is no whole checkpoint: {error}") from error
 
@@ -217,7 +223,7 @@ def read_learned_prompts(checkpoint: Path | None) -> tuple[PromptVersion, ...]:
     """Return the learned prompts in a verified checkpoint; empty without a checkpoint or learned prompts."""
     if checkpoint is None or not (checkpoint / STATE_FILE).is_file():
         return ()
-    table = atomic.read_json(checkpoint / STATE_FILE).get("profiles")
+    table = atomic.read_json(checkpoint / STATE_FILE).get("prompts")
     return LINEAGE_ADAPTER.validate_python(table).current_versions() if table else ()
 
 
@@ -228,8 +234,3 @@ def checkpoint_name(step: int) -> str:
 
 def _files(folder: Path) -> list[Path]:
     return sorted(file for file in folder.rglob("*") if file.is_file())
-
-
-def digest_of_table(table: Mapping[str, object]) -> str:
-    """Return the SHA-256 digest of a table, in hexadecimal digits."""
-    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()

@@ -337,7 +337,7 @@ def _pack(
     backbone = packing.backbones[actions[0].policy]
     device = backbone.device
     segments = [(action, segment) for action in actions for segment in scored_tokens(action)]
-    texts = [segment.row for _, segment in segments]
+    texts = [segment.input_tokens for _, segment in segments]
     adapters = [packing.adapters[action.policy] for action, _ in segments]
     size = packing.sizes.get(id(backbone), 0)
     rows = (
@@ -452,7 +452,7 @@ def pack_shared_prefixes(
         adapters: adapter of each policy; rows of different adapters share no prefix.
         limit: maximum tokens of a run.
     """
-    rows = [[segment.row for segment in scored_tokens(sample.action)] for sample in samples]
+    rows = [[segment.input_tokens for segment in scored_tokens(sample.action)] for sample in samples]
     owners = [adapters[sample.action.policy] for sample in samples]
     prefix_tree = PrefixTree.from_rows(
         [row for sample_rows in rows for row in sample_rows],

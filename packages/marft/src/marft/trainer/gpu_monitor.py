@@ -56,7 +56,7 @@ class TrainedPolicy:
             Precision.from_settings(run.models[model], card).flops_per_second(card),
         )
 
-    def seconds(self, row: RowTokens) -> float:
+    def min_training_seconds(self, row: RowTokens) -> float:
         """Return the minimum seconds for training on a row, at the peak rate."""
         share = row.scored / row.input_tokens
         return (
@@ -95,7 +95,7 @@ class Utilization:
         except ValueError:  # unsupported model family or adapter targets
             return None
 
-    def share(self, rows: Iterable[RowTokens], seconds: float) -> float:
+    def model_flops_utilization(self, rows: Iterable[RowTokens], seconds: float) -> float:
         """Return the model FLOPs utilization (Chowdhery et al. 2022, PaLM, appendix B).
 
         The utilization is the operations of forward and backward passes over the GPUs' peak operations in ``seconds``.
@@ -105,7 +105,9 @@ class Utilization:
             rows: token counts of the trained texts.
             seconds: duration of learning.
         """
-        min_seconds = sum(self.policies[row.policy].seconds(row) for row in rows if row.policy in self.policies)
+        min_seconds = sum(
+            self.policies[row.policy].min_training_seconds(row) for row in rows if row.policy in self.policies
+        )
         return self.run.algorithm.epochs * min_seconds / (seconds * self.run.training.ranks)
 
 
@@ -146,7 +148,7 @@ class GpuMonitor(Callback):
             metrics[MEMORY] = float(memory)
         if self.utilization is not None:
             rows = (row for episode in episodes for action in episode.actions for row in _rows(action))
-            metrics[MFU] = self.utilization.share(rows, seconds)
+            metrics[MFU] = self.utilization.model_flops_utilization(rows, seconds)
         return metrics
 
 

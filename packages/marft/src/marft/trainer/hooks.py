@@ -7,7 +7,7 @@ module does not import torch, because sections are loaded with the recipe.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from marft.config.sections import Section
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class PromptOptimizer(ABC):
-    """Optimizer for agents' instructions between training steps; its state is ``State.profiles``."""
+    """Optimizer for agents' instructions between training steps; its state is ``State.prompts``."""
 
     @abstractmethod
     def restore(self, state: State, folder: RunFolder) -> State:
@@ -61,25 +61,23 @@ class TrainingSection(Section):
         """
         return source
 
-    def prompt_optimizer(self, rollouts: RolloutRunner, note: Callable[[str], None]) -> PromptOptimizer | None:  # noqa: ARG002
+    def prompt_optimizer(self, rollouts: RolloutRunner) -> PromptOptimizer | None:  # noqa: ARG002
         """Return the section's prompt optimizer; None by default.
 
         Args:
             rollouts: runner for the episodes.
-            note: callback for messages to the user.
 
         Raises:
             ValueError: no tasks are available to evaluate instructions.
         """
         return None
 
-    def callbacks(self, run: RunSettings, folder: RunFolder, note: Callable[[str], None]) -> Sequence[Callback]:  # noqa: ARG002
+    def callbacks(self, run: RunSettings, folder: RunFolder) -> Sequence[Callback]:  # noqa: ARG002
         """Return the section's callbacks; none by default. Their state is not saved in checkpoints.
 
         Args:
             run: recipe of the run.
             folder: folder of the run.
-            note: callback for messages to the user.
 
         Raises:
             ValueError: a package is missing, or a setting of the machine is invalid.

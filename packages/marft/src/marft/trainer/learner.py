@@ -1,6 +1,8 @@
 """Learner: a training step on scored episodes, by a credit, a schedule of phases and an objective.
 
-The path of a step, from :meth:`Learner.learn` to the optimizers::
+The training loop calls ``LocalLearner.learn`` → ``NonFiniteGuard.learn`` (reverts a step with a non-finite result) →
+``Learner.learn``. With several ranks, ``DistributedLearner.learn`` and every rank's ``RankWorker.learn`` replace the
+first. The path of a step, from :meth:`Learner.learn` to the optimizers::
 
     learner.py          score before the update ──▶ credit ──▶ update phase by phase ──▶ fit the critic ──▶ metrics
     scoring.py          log-probabilities of actions: one forward pass for all agents on a backbone
@@ -59,7 +61,7 @@ from marft.trainer.trust_region import split_budget
 from marft.trainer.update import PACKING_CHECK_INTERVAL, PolicyUpdater, UpdateSetup
 from marft.trainer.update_schedules import TeamRatios
 
-StateCollector = Callable[[Callable[[], dict[str, Tensor]]], dict[str, Tensor]]  # calls the function on all ranks
+StateReader = Callable[[], dict[str, Tensor]]
 TRACES = "traces"  # stream of episodes imported from traces, without sampled tokens
 
 
@@ -71,7 +73,7 @@ class CreditedBatch:
     inputs: CreditInputs  # episodes with the rewards for credit assignment
     credit: CreditOutput
     samples: Sequence[Sample]
-    raw: Sequence[Floats]  # advantages of the samples before normalization
+    unnormalized: Sequence[Floats]  # advantages of the samples before normalization
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,13 +81,13 @@ class UpdateLog:
     """Measurements during the updates on one batch of episodes.
 
     Args:
-        old: log-probabilities under the policies before the updates, by the action's key.
-        own: measurements of this rank.
+        old_log_probs: log-probabilities under the policies before the updates, by the action's key.
+        own_rank: measurements of this rank.
         merged: measurements of all ranks.
     """
 
-    old: Mapping[ActionKey, Floats]
-    own: MetricAccumulator
+    old_log_probs: Mapping[ActionKey, Floats]
+    own_rank: MetricAccumulator
     merged: MetricAccumulator
 
 
@@ -103,7 +105,7 @@ class Learner:
 
     def __init__(self, run: RunSettings, models: PolicyRegistry, ranks: Ranks = SINGLE_RANK) -> None:
         self.ranks = ranks
-        self.collect: StateCollector = lambda read: read()
+        self.read_on_all_ranks: Callable[[StateReader], dict[str, Tensor]] = lambda read: read()
         check_trainable(run)
         self.settings, self.seed = run.algorithm, run.seed
         self.credit = run.algorithm.credit.model_copy(deep=True)  # own copy of their state
@@ -184,25 +186,47 @@ class Learner:
         fixed = self.score_before_update(episodes, for_credit_alone=is_warmup)
         batch = self.assign_credit(episodes, fixed)
         metrics = self.diagnostics.measure(episodes, progress.step)
-        metrics |= {**advantage_metrics(batch.samples, batch.raw), **batch.credit.metrics}
+        metrics |= {**advantage_metrics(batch.samples, batch.unnormalized), **batch.credit.metrics}
         if self.settings.nll_coefficient:
             metrics |= success_metrics(episodes)
-        has_updates = bool(batch.samples) and not is_warmup
-        rates = self._begin_step(progress.step) if has_updates else {}
-        logs, critic_metrics = list[UpdateLog](), dict[str, float]()
-        for number, phases in enumerate(self._plan(batch, progress) if has_updates else [[]]):
-            if number:
-                episodes = play_again()
-                fixed = self.score_before_update(episodes)
-                batch = self.assign_credit(episodes, fixed)
-            log = self._update_policies(batch, fixed, phases, progress.step) if has_updates and batch.samples else None
-            logs += [log] if log else []
-            on_credit(_build_records(batch, log))
-            values = batch.inputs.values
-            if self.critic and values:
-                targets = batch.credit.monte_carlo if is_warmup else batch.credit.returns
-                critic_metrics = self.critic.update(values, targets, progress.step)
-        return metrics | rates | self._update_metrics(logs) | critic_metrics
+        phases, later_rounds, rates = None, [], dict[str, float]()
+        if batch.samples and not is_warmup:
+            rates = self._begin_step(progress.step)
+            phases, *later_rounds = self._plan(batch, progress)
+        log, critic_metrics = self._learn_batch(batch, fixed, phases, progress.step, on_credit)
+        logs = [log]
+        for phases in later_rounds:
+            new_episodes = play_again()
+            fixed = self.score_before_update(new_episodes)
+            batch = self.assign_credit(new_episodes, fixed)
+            log, critic_metrics = self._learn_batch(batch, fixed, phases, progress.step, on_credit)
+            logs.append(log)
+        return metrics | rates | self._update_metrics([log for log in logs if log]) | critic_metrics
+
+    def _learn_batch(
+        self,
+        batch: CreditedBatch,
+        fixed: FixedLogProbs,
+        phases: Sequence[tuple[UpdatePhase, float]] | None,
+        step: int,
+        on_credit: CreditCallback,
+    ) -> tuple[UpdateLog | None, dict[str, float]]:
+        """Update the policies, report the credit, and fit the critic → measurements of the update, critic metrics.
+
+        Args:
+            batch: credited batch.
+            fixed: log-probabilities scored before the update.
+            phases: phases of the update, each with its KL budget; None for a step without policy updates.
+            step: index of the training step.
+            on_credit: callback for the credit of each action.
+        """
+        log = self._update_policies(batch, fixed, phases, step) if phases is not None and batch.samples else None
+        on_credit(_build_records(batch, log))
+        values = batch.inputs.values
+        if self.critic and values:
+            targets = batch.credit.monte_carlo if step < self.warmup else batch.credit.returns
+            return log, self.critic.update(values, targets, step)
+        return log, {}
 
     def score_before_update(self, episodes: Sequence[Episode], for_credit_alone: bool = False) -> FixedLogProbs:
         """Return the log-probabilities of trained policies' actions before the update, if the algorithm uses them.
@@ -287,8 +311,8 @@ class Learner:
 
     def _plan(self, batch: CreditedBatch, progress: Progress) -> list[list[tuple[UpdatePhase, float]]]:
         """Return the step's phases, each with its share of the KL budget, grouped by the episodes they learn from."""
-        progress = progress._replace(advantages=advantage_sizes(batch.samples, batch.raw))
-        phases = list(self.schedule.plan(progress, self.trained, self.seed))
+        progress = progress._replace(advantages=advantage_sizes(batch.samples, batch.unnormalized))
+        phases = list(self.schedule.plan_phases(progress, self.trained, self.seed))
         budgets = split_budget(phases, {sample.action.policy for sample in batch.samples}, self.settings.team_kl)
         rounds: list[list[tuple[UpdatePhase, float]]] = [[]]
         for phase, budget in zip(phases, budgets, strict=True):
@@ -332,7 +356,7 @@ class Learner:
         if not logs:
             return {}
         names = ("kl_stops", "team_kl") if self.settings.team_kl else ("kl_stops",)
-        sums = {name: sum(log.own.total(name) for log in logs) for name in names}  # equal on every rank
+        sums = {name: sum(log.own_rank.total(name) for log in logs) for name in names}  # equal on every rank
         accumulator = logs[0].merged
         for log in logs[1:]:
             accumulator.merge(log.merged)
@@ -377,7 +401,7 @@ class Learner:
 
     # state
 
-    def join(self, ranks: Ranks) -> None:
+    def set_ranks(self, ranks: Ranks) -> None:
         """Replace the rank group."""
         self.ranks = self.diagnostics.ranks = ranks
         if self.critic:
@@ -412,9 +436,10 @@ class Learner:
         Names are ``critic/<parameter>.exp_avg``, ``policies/<name>/<parameter>.step``, …, and
         ``reference/<policy>/<parameter>``.
 
-        With sharded ranks, all ranks must read the state together. On the first rank :attr:`collect` makes them do so.
+        With sharded ranks, all ranks must read the state together. On the first rank :attr:`read_on_all_ranks` makes
+        them do so.
         """
-        return self.collect(self._read_optimizer_state)
+        return self.read_on_all_ranks(self._read_optimizer_state)
 
     def _read_optimizer_state(self) -> dict[str, Tensor]:
         parts = {f"policies/{name}": optimizer.state() for name, optimizer in self.optimizers.items()}
@@ -472,7 +497,7 @@ def _build_records(batch: CreditedBatch, log: UpdateLog | None) -> list[ActionCr
     credit, values, records = batch.credit, batch.inputs.values, []
     # by the action's id(), because forks may share an action's key
     used_advantages = {id(sample.action): sample.advantages for sample in batch.samples} if log else {}
-    old, update = (log.old, log.merged) if log else ({}, MetricAccumulator())
+    old, update = (log.old_log_probs, log.merged) if log else ({}, MetricAccumulator())
     rows = [(episode, action) for episode in batch.episodes for action in episode.actions]
     for number, (episode, action) in enumerate(rows):
         advantages = used_advantages.get(id(action))

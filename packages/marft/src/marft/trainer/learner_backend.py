@@ -38,7 +38,7 @@ def refuse_new_episodes() -> Sequence[Episode]:
 class LearnerBackend(Protocol):
     """Training step backend, used in a ``with`` statement."""
 
-    def join(self, models: PolicyRegistry) -> None:
+    def set_models(self, models: PolicyRegistry) -> None:
         """Set the models to train."""
 
     @property
@@ -50,9 +50,6 @@ class LearnerBackend(Protocol):
 
     def restore(self, record: CheckpointRecord) -> None:
         """Restore a checkpoint from the run."""
-
-    def set_note_callback(self, note: Callable[[str], None]) -> None:
-        """Set the callback for warnings, for example about reverted steps."""
 
     def learn(
         self, episodes: Sequence[Episode], progress: Progress, on_credit: CreditCallback, play_again: PlayAgain

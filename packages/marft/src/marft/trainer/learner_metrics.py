@@ -17,6 +17,7 @@ from torch import Tensor
 
 from marft.common import seeds
 from marft.common.callbacks import Callback
+from marft.common.log import get_logger
 from marft.common.types import ActionCredit, ActionKey, Sample
 from marft.config.algorithm import AlgorithmSettings
 from marft.config.interfaces.credit import Floats
@@ -25,6 +26,7 @@ from marft.trainer.loss import k3_estimate
 from marft.trainer.micro_batch import MicroBatch
 from marft.trainer.ranks.interface import Ranks
 
+logger = get_logger(__name__)
 ESS = ("ess/weights", "ess/squares", "ess/units")  # sums of w, w², 1
 KL_TOKENS = 1024  # minimum decisions per agent for the KL of an update
 KL_ACTIONS = 4  # minimum actions per agent for the same measurement
@@ -106,7 +108,7 @@ class MetricAccumulator:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BatchMetrics:
+class MicroBatchMetrics:
     """Metrics of a micro-batch, added to an accumulator after the deferred reads, for the team and by agent."""
 
     batch: MicroBatch
@@ -304,15 +306,10 @@ def measure_base_kl(
 
 
 class LogProbWarnings(Callback):
-    """Callback that monitors log-probability metrics, and warns once per problem, with the fix.
+    """Callback that monitors log-probability metrics, and warns once per problem, with the fix."""
 
-    Args:
-        settings: settings of the algorithm.
-        note: callback for warnings.
-    """
-
-    def __init__(self, settings: AlgorithmSettings, note: Callable[[str], None]) -> None:
-        self._settings, self._note = settings, note
+    def __init__(self, settings: AlgorithmSettings) -> None:
+        self._settings = settings
         self._warned: set[str] = set()
 
     def on_step_end(self, step: int, metrics: dict[str, float]) -> None:  # noqa: ARG002
@@ -330,7 +327,7 @@ class LogProbWarnings(Callback):
     def _warn_once(self, problem: str, text: str) -> None:
         if problem not in self._warned:
             self._warned.add(problem)
-            self._note(text)
+            logger.warning(text)
 
 
 def _find_largest_mismatch(metrics: Mapping[str, float]) -> tuple[str, float]:

@@ -2,14 +2,16 @@
 
 ::
 
-    RolloutSource ──▶ RolloutBatch ──▶ learner (credit → objective → schedule) ──▶ publish ──▶ next step
+    RolloutSource ──▶ RolloutBatch ──▶ learner (credit → schedule → objective) ──▶ publish ──▶ next step
                             └────▶ metrics, guards, rollback, episodes, checkpoints
 
+    learner: LocalLearner.learn ──▶ NonFiniteGuard.learn ──▶ Learner.learn (learner.py shows the rest of the path)
+
 :mod:`marft.trainer.train` opens the parts of a run and passes them to the loop. The parts do not know the loop.
-Callbacks observe a step. The loop calls what changes the run, in this order: rollout source, learner, curriculum,
-publication, prompt optimizer, recording, validation, guards, rollback, checkpoint. A rollback restores weights,
-optimizers, critic, prompts, and the state of credit and schedule. Steps, tasks, random streams, the metrics log and
-callbacks go on.
+Callbacks observe a step; ``on_update`` may also add metrics. The loop calls what changes the run, in this order:
+rollout source, learner, curriculum, publication, prompt optimizer, recording, validation, guards, rollback, checkpoint.
+A rollback restores weights, optimizers, critic, prompts, and the state of credit and schedule. Steps, tasks, random
+streams, the metrics log and callbacks continue.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from marft.common.errors import RunError
+from marft.common.log import get_logger
 from marft.config.interfaces.schedule import Progress
 from marft.evaluation.guards.history import ROLLBACK_KEY
 from marft.rollout.rollout_batch import RolloutBatch
@@ -47,6 +50,8 @@ if TYPE_CHECKING:
     from marft.trainer.learner_backend import LearnerBackend
     from marft.trainer.rollback import Rollback
 
+logger = get_logger(__name__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingLoop:
@@ -58,7 +63,7 @@ class TrainingLoop:
     source: RolloutSource  # episodes for each step: synchronous, asynchronous, reused or imagined
     sampler: TaskSampler
     learner: LearnerBackend
-    optimizer: PromptOptimizer | None
+    prompt_optimizer: PromptOptimizer | None
     guards: GuardMonitor
     rollback: Rollback
     checkpoints: CheckpointManager
@@ -109,7 +114,7 @@ class TrainingLoop:
             credits: list[ActionCredit] = []
             progress, repeats = Progress(state.step, state.environment_steps), list[RolloutBatch]()
             play_again = partial(self._play_again, state, repeats, used, timer)
-            metrics |= self.learner.learn(batch.credit_inputs, progress, credits.extend, play_again)
+            metrics |= self.learner.learn(batch.training_episodes, progress, credits.extend, play_again)
         if repeats:
             batch = batch.extend(repeats)
             sampling_seconds = timer.seconds["sampling"]
@@ -117,7 +122,7 @@ class TrainingLoop:
         sampled_tokens = metrics.pop("sampled_tokens")
         metrics["seconds/learning"] = timer.seconds["learning"]
         self.callbacks.on_credit(number, credits)
-        self.callbacks.on_update(number, batch.credit_inputs, metrics)
+        self.callbacks.on_update(number, batch.training_episodes, metrics)
         state = self._advance(state, batch, metrics)
         if run.curriculum:
             curriculum = state.curriculum or self.sampler.initial_curriculum()
@@ -126,9 +131,9 @@ class TrainingLoop:
         self.rollouts.publish(state.step)
         self.source.on_publish(state)
         self.callbacks.on_publish(number)
-        if self.optimizer:
+        if self.prompt_optimizer:
             with timer("prompt_optimization"):
-                state, new_metrics = self.optimizer.step(state, batch.episodes, self.folder)
+                state, new_metrics = self.prompt_optimizer.step(state, batch.episodes, self.folder)
             metrics |= new_metrics
         with timer("recording"):
             metrics |= record_step(run, self.folder, number, batch, credits)
@@ -138,6 +143,8 @@ class TrainingLoop:
         self, state: State, repeats: list[RolloutBatch], used: dict[str, float], timer: PhaseTimer
     ) -> Sequence[Episode]:
         """Publish the policies as updated so far, and play the step's tasks again → scored episodes.
+
+        The new weights keep the number of the step before, because a version number counts finished steps.
 
         Args:
             state: state before the step.
@@ -152,38 +159,36 @@ class TrainingLoop:
             used[name] = used.get(name, 0.0) + count
         self._check_batch(state.step + 1, batch)
         repeats.append(batch)
-        return batch.credit_inputs
+        return batch.training_episodes
 
     def _check_batch(self, step: int, batch: RolloutBatch) -> None:
-        """Report a batch's notes.
+        """Check that a batch can be learned from.
 
         Raises:
             RunError: no episode could be scored, or no agent acted.
         """
-        for text in batch.notes:
-            self.callbacks.on_note(text)
-        if not batch.credit_inputs:
+        if not batch.training_episodes:
             raise RunError(
                 f"step {step}: none of {len(batch.episodes)} episodes could be scored; the first says: "
                 f"{batch.episodes[0].error}"
             )
-        if not any(episode.actions for episode in batch.credit_inputs):
+        if not any(episode.actions for episode in batch.training_episodes):
             raise RunError(
                 f"step {step}: no agent was asked in any of {len(batch.episodes)} episodes: nothing can be learned "
                 "from; a program of yours asks them at the addresses that it is given (clients[role].base_url)"
             )
 
     def _advance(self, state: State, batch: RolloutBatch, metrics: dict[str, float]) -> State:
-        """Return the state after a step; report tasks that are excluded from now on."""
+        """Return the state after a step; log tasks that are excluded from now on."""
         excluded = dict(self.rollouts.excluded_tasks)
-        for task in excluded.keys() - state.set_aside.keys():
-            self.callbacks.on_note(f"task {task!r}: {excluded[task]}")
+        for task in excluded.keys() - state.excluded_tasks.keys():
+            logger.warning(f"task {task!r}: {excluded[task]}")
         return replace(
             state,
             step=state.step + 1,
             environment_steps=state.environment_steps + int(metrics["environment_steps"]),
             tasks_drawn=batch.tasks_drawn,
-            set_aside=excluded,
+            excluded_tasks=excluded,
         )
 
     def _validate(self, step: int) -> dict[str, float]:
@@ -193,9 +198,9 @@ class TrainingLoop:
 
     def _roll_back(self, state: State, target: CheckpointRecord) -> State:
         state = self.rollback.roll_back(state, target, self.guards.learning_rate_factor())
-        self.guards.roll_back(target.state.step)
-        if self.optimizer:
-            self.optimizer.restore(state, self.folder)
+        logger.warning(self.guards.roll_back(target.state.step))
+        if self.prompt_optimizer:
+            self.prompt_optimizer.restore(state, self.folder)
         self.rollouts.publish(state.step)
         self.source.on_rollback(state)
         self.callbacks.on_rollback(state.step, target.state.step)

@@ -44,7 +44,7 @@ class ScoredTokens:
     masks: npt.NDArray[np.int32]  # [T]
 
     @property
-    def row(self) -> TokenIds:
+    def input_tokens(self) -> TokenIds:
         """Input tokens for scoring."""
         return np.concatenate([self.context, self.tokens[:-1]])
 
@@ -230,7 +230,7 @@ class MicroBatch:
     agent_names: tuple[str, ...]
     level: Level
 
-    def units(self, token_values_T: Tensor) -> Tensor:
+    def unit_log_probs(self, token_values_T: Tensor) -> Tensor:
         """Return log-probabilities of units, shape [U].
 
         At action level they are sums over the action, divided by Z (eq. 6). At token level they stay unchanged.

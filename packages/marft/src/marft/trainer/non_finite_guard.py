@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from marft.common.errors import RunError
+from marft.common.log import get_logger
 from marft.common.types import ActionCredit, Episode
 from marft.config.interfaces.schedule import Progress
 from marft.models.dtensors import local_shard
@@ -26,12 +27,13 @@ from marft.trainer.ranks.interface import SINGLE_RANK, Ranks
 if TYPE_CHECKING:
     from marft.trainer.learner import Learner
 
+logger = get_logger(__name__)
 CRITIC = "critic"
 MAX_CONSECUTIVE = 5  # consecutive reverted steps before the run stops
 
 
 class LearnerState(TrainState, Protocol):
-    """Learner state: policy optimizers and the critic, for reward training or imitation."""
+    """Learner of rewards or turns: :class:`TrainState`, with the types of its optimizers and critic."""
 
     @property
     def optimizers(self) -> Mapping[str, PolicyOptimizer]:
@@ -119,12 +121,11 @@ class NonFiniteGuard:
 
     Args:
         learner: learner to wrap.
-        note: callback for warnings, with suggested changes.
-        ranks: ranks that train together; all of them revert a step, or none.
+        ranks: ranks that train together; all of them revert a step, or none, and the first one logs a warning.
     """
 
-    def __init__(self, learner: Learner, note: Callable[[str], None], ranks: Ranks = SINGLE_RANK) -> None:
-        self._learner, self._note, self._snapshot = learner, note, Snapshot(learner)
+    def __init__(self, learner: Learner, ranks: Ranks = SINGLE_RANK) -> None:
+        self._learner, self._snapshot = learner, Snapshot(learner)
         self.ranks = ranks
         self._snapshot_step = -1  # step of the latest snapshot
         self._consecutive = 0
@@ -161,7 +162,8 @@ class NonFiniteGuard:
             suggestions = "; ".join(text for name in broken if (text := suggest_fix(self._learner, name)))
             if self._consecutive == MAX_CONSECUTIVE:
                 raise RunError(f"{problem}, the {MAX_CONSECUTIVE}th in a row. What was saved is whole; {suggestions}")
-            self._note(f"{problem}; {suggestions}")
+            if self.ranks.rank == 0:
+                logger.warning(f"{problem}; {suggestions}")
         else:
             self._consecutive = 0
             on_credit(credit_records)

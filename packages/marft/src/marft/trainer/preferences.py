@@ -116,13 +116,12 @@ class PreferenceBatch:
             name: len(self.comparisons if pooled else self.select_policies([name]).comparisons) for name in actions
         }
         coefficients = dict(zip(self.samples, gradients.tolist(), strict=True))
-        return [
-            replace(
-                sample, advantages=np.array([-coefficients[key] * sample.normalizer * actions[policy] / counts[policy]])
-            )
-            for sample in own_samples
-            for key, policy in [(sample.action.key, sample.action.policy)]
-        ]
+        samples: list[Sample] = []
+        for sample in own_samples:
+            coefficient, policy = coefficients[sample.action.key], sample.action.policy
+            advantage = -coefficient * sample.normalizer * actions[policy] / counts[policy]
+            samples.append(replace(sample, advantages=np.array([advantage])))
+        return samples
 
 
 @dataclass(frozen=True, slots=True, eq=False)

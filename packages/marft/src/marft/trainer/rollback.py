@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from marft.common.log import get_logger
 from marft.config.run import RunSettings
 from marft.models.policy_registry import PolicyRegistry
 from marft.rollout.task_sampler import restore_curriculum
@@ -19,6 +20,8 @@ from marft.runs.run_files import remove_checkpoint
 from marft.runs.run_folder import parse_step
 from marft.runs.state import CheckpointRecord, State, read_record
 from marft.trainer.non_finite_guard import LearnerState
+
+logger = get_logger(__name__)
 
 
 class Rollback:
@@ -32,7 +35,6 @@ class Rollback:
         models: models of the run.
         learner: state to restore.
         restore: function that restores a checkpoint in all ranks.
-        note: callback for messages, for example about an impossible rollback.
     """
 
     def __init__(
@@ -42,11 +44,9 @@ class Rollback:
         models: PolicyRegistry,
         learner: LearnerState,
         restore: Callable[[CheckpointRecord], None],
-        note: Callable[[str], None],
     ) -> None:
         self._run, self._checkpoints, self._models, self._learner = run, checkpoints, models, learner
-        self._restore = restore
-        self._note, self._refused = note, False
+        self._restore, self._refused = restore, False
         self._is_enabled = run.guards.on_collapse == "rollback"
 
     def begin(self, state: State) -> None:
@@ -67,11 +67,12 @@ class Rollback:
         """
         if stable_step is None or not self._is_enabled:
             return None
-        record = self._find_newest(state.step, stable_step) if state.returns < self._run.guards.max_rollbacks else None
+        may_roll_back = state.rollbacks < self._run.guards.max_rollbacks
+        record = self._find_newest(state.step, stable_step) if may_roll_back else None
         if record is None and not self._refused:
             self._refused = True
-            self._note(
-                f"step {state.step}: the run has gone back {state.returns} times (guards.max_rollbacks = "
+            logger.warning(
+                f"step {state.step}: the run has gone back {state.rollbacks} times (guards.max_rollbacks = "
                 f"{self._run.guards.max_rollbacks}) or has no checkpoint of step {stable_step} or before; it goes on "
                 "as it is"
             )
@@ -92,12 +93,13 @@ class Rollback:
             if record.state.step < parse_step(path) <= state.step:
                 remove_checkpoint(path)
         self._restore(record)
-        state = replace(state, returns=state.returns + 1, cooled=state.cooled * rate_factor)
+        rate_scale = state.learning_rate_scale * rate_factor
+        state = replace(state, rollbacks=state.rollbacks + 1, learning_rate_scale=rate_scale)
         if state.curriculum and record.state.curriculum:
             curriculum = restore_curriculum(state.curriculum, record.state.curriculum, state.tasks_drawn)
             state = replace(state, curriculum=curriculum)
-        if state.profiles:
-            state = replace(state, profiles=state.profiles.roll_back(record.state.profiles))
+        if state.prompts:
+            state = replace(state, prompts=state.prompts.roll_back(record.state.prompts))
         if state.best_step > record.state.step:
             state = replace(state, **self._find_best(record))
         self._set_rates(state)
@@ -115,9 +117,9 @@ class Rollback:
                 try:
                     return read_record(path)
                 except ValueError as error:
-                    self._note(f"step {step}: passed over a checkpoint: {error}")
+                    logger.warning(f"step {step}: passed over a checkpoint: {error}")
         return None
 
     def _set_rates(self, state: State) -> None:
         for name, optimizer in self._learner.optimizers.items():
-            optimizer.learning_rate = self._run.learning_rate(name) * state.cooled
+            optimizer.learning_rate = self._run.learning_rate(name) * state.learning_rate_scale

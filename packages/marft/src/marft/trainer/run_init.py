@@ -5,13 +5,14 @@ A refused start leaves no traces on disk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from marft.common import atomic
 from marft.common.callbacks import CallbackList
 from marft.common.errors import UserError
+from marft.common.log import get_logger
 from marft.common.types import Task
 from marft.config.run import RunSettings
 from marft.envs.tasks import digest_tasks
@@ -29,7 +30,7 @@ from marft.runs.metrics_log import LogDigest, truncate_log
 from marft.runs.run_folder import MARKER, RunFolder
 from marft.runs.state import CheckpointRecord, State, checkpoint_name, read_record
 
-Note = Callable[[str], None]
+logger = get_logger(__name__)
 SFT_PREFIX = "imitated "  # prefix of a warm start's digest of turns, stored in place of the task digest
 
 
@@ -42,13 +43,11 @@ class RunInit:
     resume: bool
     overwrite: bool
     record: CheckpointRecord | None  # checkpoint to resume from or, for a new run, to take weights from
-    note: Note
 
     @staticmethod
     def prepare(
         run: RunSettings,
         folder: RunFolder,
-        note: Note,
         *,
         resume: bool,
         overwrite: bool,
@@ -60,7 +59,6 @@ class RunInit:
         Args:
             run: recipe of the run.
             folder: folder of the run.
-            note: callback for messages to the user.
             resume: True to resume the run in the folder.
             overwrite: True to overwrite the run in the folder.
             start_from: checkpoint of another run to take weights from.
@@ -78,8 +76,8 @@ class RunInit:
         if not resume:
             if start_from and start_from.is_file():
                 raise _no_checkpoint_error(start_from, is_sft)
-            return RunInit(run, folder, resume, overwrite, read_record(start_from) if start_from else None, note)
-        return RunInit(run, folder, resume, overwrite, _find_last(run, folder, note, is_sft), note)
+            return RunInit(run, folder, resume, overwrite, read_record(start_from) if start_from else None)
+        return RunInit(run, folder, resume, overwrite, _find_last(run, folder, is_sft))
 
     def load(self, models: PolicyRegistry, learner: TrainState) -> State:
         """Load the weights → run state.
@@ -92,15 +90,15 @@ class RunInit:
         if self.resume:
             return restore(self.record, models, learner)
         load_policies(self.record.path, models, learner.optimizers)
-        for version in self.record.state.profiles.current_versions() if self.record.state.profiles else ():
+        for version in self.record.state.prompts.current_versions() if self.record.state.prompts else ():
             instructions = {agent.role: agent.instructions for agent in self.run.agents}
             if instructions.get(version.role, version.instructions) != version.instructions:
-                self.note(
+                logger.warning(
                     f"agents.{version.role}.instructions: the weights learned with others, which this recipe does not "
                     f"give: {version.instructions!r}"
                 )
         if learner.critic and not load_critic(self.record.path, learner):
-            self.note("the checkpoint has no critic that fits; a new one starts from zero")
+            logger.warning("the checkpoint has no critic that fits; a new one starts from zero")
         return State()
 
     def with_tasks(self, state: State, tasks: Sequence[Task]) -> State:
@@ -152,7 +150,7 @@ class RunInit:
         if self.resume:
             if not self.folder.is_run():
                 self.folder.write_marker()
-                self.note(f"{self.folder.path} had lost its mark of a run (run.json), and has it again")
+                logger.warning(f"{self.folder.path} had lost its mark of a run (run.json), and has it again")
             for record_folder in (self.folder.episodes, self.folder.credit, self.folder.imagined):
                 atomic.remove_temp_files(record_folder)
             self._truncate_log(state)
@@ -166,7 +164,7 @@ class RunInit:
             start = checkpoints.save_initial(state, self.run, models, learner)
         remaining_files = self.folder.begin(self.run, overwrite=self.overwrite, start_from=source, start=start)
         if remaining_files:
-            self.note(
+            logger.warning(
                 f"left in {self.folder.path}, for no run wrote them: {', '.join(str(path) for path in remaining_files)}"
             )
         if start:
@@ -176,13 +174,15 @@ class RunInit:
 
     def _truncate_log(self, state: State) -> None:
         if self.record is not None:
-            for problem in truncate_log(self.folder.metrics, state.step, self.record.log):
-                self.note(problem)
+            for problem in truncate_log(self.folder.metrics_path, state.step, self.record.log):
+                logger.warning(problem)
             return
         logged = len(self.folder.read_metrics())
         if logged:
-            self.note(f"no checkpoint was written yet; begins again, and plays the {logged} logged steps once more")
-        truncate_log(self.folder.metrics, 0, LogDigest.from_content(b""))
+            logger.warning(
+                f"no checkpoint was written yet; begins again, and plays the {logged} logged steps once more"
+            )
+        truncate_log(self.folder.metrics_path, 0, LogDigest.from_content(b""))
 
 
 def _no_checkpoint_error(start_from: Path, is_sft: bool) -> ValueError:
@@ -200,7 +200,7 @@ def _no_checkpoint_error(start_from: Path, is_sft: bool) -> ValueError:
     )
 
 
-def _find_last(run: RunSettings, folder: RunFolder, note: Note, is_sft: bool) -> CheckpointRecord | None:
+def _find_last(run: RunSettings, folder: RunFolder, is_sft: bool) -> CheckpointRecord | None:
     """Return the checkpoint to resume from; None before the first checkpoint.
 
     Raises:
@@ -219,7 +219,7 @@ def _find_last(run: RunSettings, folder: RunFolder, note: Note, is_sft: bool) ->
         )
     record, problems = checkpoints.newest()
     for problem in problems:
-        note(f"passed over a checkpoint: {problem}")
+        logger.warning(f"passed over a checkpoint: {problem}")
     if record is None and (source := folder.initial_checkpoint()):
         raise UserError(
             f"{folder.path} was to start with the weights of {source} and has no checkpoint yet: start it again, "
@@ -242,5 +242,5 @@ def _find_last(run: RunSettings, folder: RunFolder, note: Note, is_sft: bool) ->
                 f"give a larger number; to see what it has learned:  marft eval {folder.path}"
             )
         for text in (*change_notes(before, run), *code_notes(record.code, run, record.state.step)):
-            note(text)
+            logger.warning(text)
     return record

@@ -80,7 +80,7 @@ def throughput(
         sampling_seconds: seconds in which they were sampled, which may overlap with learning.
         timer: seconds of the step's phases.
     """
-    input_tokens = sum(count_input_tokens(action) for episode in batch.credit_inputs for action in episode.actions)
+    input_tokens = sum(count_input_tokens(action) for episode in batch.training_episodes for action in episode.actions)
     return {
         "tokens_per_second/sampling": sampled_tokens / sampling_seconds,
         "tokens_per_second/learning": input_tokens / timer.seconds["learning"],

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 from marft.common.callbacks import Callback, CallbackList
+from marft.common.log import get_logger, receive_logs
 from marft.config.recipe_checks import warn_idle_settings
 from marft.config.run import RunSettings
+from marft.config.secrets import redacted
 from marft.evaluation.guards.monitor import GuardMonitor
 from marft.evaluation.tool_definitions import collect_definitions, describe_changes, write_definitions
 from marft.models.policy_registry import PolicyRegistry
 from marft.rollout.async_rollout.sources import RolloutSource, open_source
-from marft.rollout.local_runner import open_rollouts
+from marft.rollout.local_runner import open_rollout_runner
 from marft.rollout.rollout_batch import load_training_tasks
 from marft.rollout.runner import RolloutRunner
 from marft.rollout.task_sampler import TaskSampler
@@ -26,10 +28,12 @@ from marft.trainer.gpu_monitor import GpuMonitor
 from marft.trainer.hooks import PromptOptimizer, TrainingSection
 from marft.trainer.learner_backend import LearnerBackend, RanksLostError
 from marft.trainer.learner_metrics import LogProbWarnings
+from marft.trainer.local_learner import open_learner
 from marft.trainer.loop import TrainingLoop
-from marft.trainer.ranks.backends import open_learner
 from marft.trainer.rollback import Rollback
 from marft.trainer.run_init import RunInit
+
+logger = get_logger(__name__)
 
 
 def train(
@@ -57,17 +61,16 @@ def train(
             repeatedly.
     """
     observers = CallbackList([*callbacks, *(part.model_copy(deep=True) for part in run.callbacks)])
-    note = observers.on_note
-    with folder.acquire_lock():
-        start = RunInit.prepare(run, folder, note, resume=resume, overwrite=overwrite, start_from=start_from)
+    with receive_logs(redacted(observers.on_note)), folder.acquire_lock():
+        start = RunInit.prepare(run, folder, resume=resume, overwrite=overwrite, start_from=start_from)
         lost_count, last_step = 0, -1
         while isinstance(result := _train(start, observers, lost_count), RanksLostError):
             lost_count, before = result.times, last_step  # earlier losses are already in the metrics
             last_step = len(folder.read_metrics())
             if last_step <= before:
                 raise result
-            note(f"{result}; the other ranks are started again, and the run goes on from its last checkpoint")
-            start = RunInit.prepare(run, folder, note, resume=True, overwrite=False, start_from=None)
+            logger.warning(f"{result}; the other ranks are started again, and the run goes on from its last checkpoint")
+            start = RunInit.prepare(run, folder, resume=True, overwrite=False, start_from=None)
         return result
 
 
@@ -82,22 +85,23 @@ def _train(start: RunInit, observers: CallbackList, lost_count: int) -> State | 
         lost_count: number of earlier losses of ranks.
     """
     run, folder = start.run, start.folder
-    skip_forward = run.training.shard and run.engine.separate_weights  # no forward pass here before models are sharded
-    with open_learner(run, lost_count) as learner, open_rollouts(run, for_parts=skip_forward) as rollouts:
-        learner.join(rollouts.models)
-        report_notes(run, rollouts.models, observers.on_note)
+    keep_on_cpu = run.training.shard and run.engine.separate_weights  # no forward pass here before models are sharded
+    with open_learner(run, lost_count) as learner, open_rollout_runner(run, keep_on_cpu=keep_on_cpu) as rollouts:
+        learner.set_models(rollouts.models)
+        log_warnings(run, rollouts.models)
         state = learner.load(start)
-        rollouts.excluded_tasks.update(state.set_aside)
+        rollouts.excluded_tasks.update(state.excluded_tasks)
         rollouts.publish(state.step)
-        state, sampler, source, optimizer = _open_training_source(start, state, rollouts)
+        state, sampler, source, prompt_optimizer = _open_training_source(start, state, rollouts)
         start.restore_callbacks(observers)
         start.commit(state, rollouts.models, learner.learner_state)
-        state = optimizer.restore(state, folder) if optimizer else state
+        state = prompt_optimizer.restore(state, folder) if prompt_optimizer else state
         with ExitStack() as stack:
             callbacks = _add_callbacks(start, rollouts, rollouts.models, state, observers, stack)
+            stack.enter_context(receive_logs(redacted(callbacks.on_note)))
             stack.enter_context(closing(source))
-            log = stack.enter_context(closing(MetricsLog(folder.metrics)))
-            checkpoints, rollback, guards = _open_guards(start, state, rollouts.models, learner, callbacks)
+            log = stack.enter_context(closing(MetricsLog(folder.metrics_path)))
+            checkpoints, rollback, guards = _open_checkpoints(start, state, rollouts.models, learner, callbacks)
             loop = TrainingLoop(
                 folder=folder,
                 rollouts=rollouts,
@@ -105,7 +109,7 @@ def _train(start: RunInit, observers: CallbackList, lost_count: int) -> State | 
                 source=source,
                 sampler=sampler,
                 learner=learner,
-                optimizer=optimizer,
+                prompt_optimizer=prompt_optimizer,
                 guards=guards,
                 rollback=rollback,
                 checkpoints=checkpoints,
@@ -118,10 +122,10 @@ def _train(start: RunInit, observers: CallbackList, lost_count: int) -> State | 
                 return error
 
 
-def report_notes(run: RunSettings, models: PolicyRegistry, note: Callable[[str], None]) -> None:
-    """Report settings that have no effect, and models that run slowly."""
+def log_warnings(run: RunSettings, models: PolicyRegistry) -> None:
+    """Log warnings about models that run slowly, and settings that have no effect."""
     for text in (*models.slow_model_warnings(), *warn_idle_settings(run)):
-        note(text)
+        logger.warning(text)
 
 
 def _open_training_source(
@@ -138,7 +142,7 @@ def _open_training_source(
     sampler = load_training_tasks(start.run)
     state = start.with_tasks(state, sampler)
     sections = [section for section in start.run.sections if isinstance(section, TrainingSection)]
-    optimizers = [section.prompt_optimizer(rollouts, start.note) for section in sections]
+    optimizers = [section.prompt_optimizer(rollouts) for section in sections]
     optimizer = next(filter(None, optimizers), None)
     folder = start.record.path if start.record and start.resume else None
     source = open_source(rollouts, sampler, state, folder)
@@ -162,25 +166,24 @@ def _add_callbacks(
     run, folder = start.run, start.folder
     definitions = collect_definitions(rollouts.team)
     if changed := describe_changes(folder.path, definitions):
-        start.note(changed)
+        logger.warning(changed)
     write_definitions(folder.path, definitions)
     callbacks = stack.enter_context(CallbackList(list(observers)))
     for section in run.sections:
         if isinstance(section, TrainingSection):
-            callbacks.add(*section.callbacks(run, folder, callbacks.on_note))
-    callbacks.add(LoggerCallback(run, folder, state.step, observers.on_note))
-    callbacks.add(GpuMonitor(run, models.device), LogProbWarnings(run.algorithm, callbacks.on_note))
+            callbacks.add(*section.callbacks(run, folder))
+    callbacks.add(LoggerCallback(run, folder, state.step))
+    callbacks.add(GpuMonitor(run, models.device), LogProbWarnings(run.algorithm))
     return callbacks
 
 
-def _open_guards(
+def _open_checkpoints(
     start: RunInit, state: State, models: PolicyRegistry, learner: LearnerBackend, callbacks: CallbackList
 ) -> tuple[CheckpointManager, Rollback, GuardMonitor]:
-    """Return what saves a run, restores it after a collapse, and notices the collapse."""
-    run, note = start.run, callbacks.on_note
+    """Return the checkpoints of a run, the rollback to them, and the guards that start a rollback."""
+    run = start.run
     min_age = run.guards.window if run.guards.on_collapse == "rollback" else 0
     checkpoints = CheckpointManager(start.folder, run.checkpoints, min_rollback_age=min_age)
-    learner.set_note_callback(note)
-    rollback = Rollback(run, checkpoints, models, learner.learner_state, learner.restore, note)
+    rollback = Rollback(run, checkpoints, models, learner.learner_state, learner.restore)
     rollback.begin(state)
-    return checkpoints, rollback, GuardMonitor(run.guards, start.folder.read_metrics(), note, callbacks.on_guard)
+    return checkpoints, rollback, GuardMonitor(run.guards, start.folder.read_metrics(), callbacks.on_guard)

@@ -26,7 +26,7 @@ from marft.config.interfaces.schedule import UpdatePhase
 from marft.models.devices import DeferredReads
 from marft.models.log_probs import TokenScores
 from marft.trainer.batching import BatchCounts, IdleBatch, Packing, minibatches, select_mixed_lengths
-from marft.trainer.learner_metrics import BatchMetrics, MetricAccumulator
+from marft.trainer.learner_metrics import MetricAccumulator, MicroBatchMetrics
 from marft.trainer.loss import correct_sampler, extra_losses, k3_estimate, teammate_loss, weigh_units
 from marft.trainer.micro_batch import FixedLogProbs, MicroBatch
 from marft.trainer.objectives.pairs import PairObjective
@@ -131,13 +131,16 @@ class PolicyUpdater:
             UserError: the phase has a KL limit, which needs a surrogate; preference pairs have none.
         """
         phase_samples = [sample for sample in samples if sample.action.policy in phase.policies]
-        self.accumulator.add("idle_phases", float(not phase_samples))
+        self.accumulator.add("idle_phase_fraction", float(not phase_samples))
         if not phase_samples:
             return
-        objective = self.objective.scaled(phase.clip_scale)
+        objective = self.objective.with_clip_scale(phase.clip_scale)
         plan = [self._split(phase, phase_samples, step, epoch) for epoch in range(self.settings.epochs)]
         self.packing = self.packing.with_fixed_sizes([part.scored for parts in plan for part in parts])
-        for part in plan[0][self.updated_policies.isdisjoint(phase.policies) :]:
+        unscored = plan[0]
+        if self.updated_policies.isdisjoint(phase.policies):  # the first minibatch is scored during its forward pass
+            unscored = unscored[1:]
+        for part in unscored:
             self._score_old(part.samples)
         phase_optimizers = {name: self.optimizers[name] for name in phase.policies if name in self.optimizers}
         limited = phase.kl_limit or budget
@@ -145,7 +148,7 @@ class PolicyUpdater:
         self._run_epochs(plan, objective, self._select_for_check(phase, phase_samples))
         if phase.kl_limit and any(sample.advantages.any() for sample in phase_samples):
             fraction = backtrack_update(
-                phase_optimizers, before, lambda: self._is_good(phase_samples, objective, phase.kl_limit)
+                phase_optimizers, before, lambda: self._is_accepted(phase_samples, objective, phase.kl_limit)
             )
             self.accumulator.add("accepted_fraction", fraction)
             self.accumulator.add("rollbacks", float(fraction == 0.0))
@@ -287,23 +290,25 @@ class PolicyUpdater:
         deferred = DeferredReads()
         padded = self.packing.pad_to_ranks(batches, policies, self.ranks)
         is_single_batch = max(self.ranks.gather(len(padded))) <= 1
-        passes: list[MicroBatch | IdleBatch | None] = [*padded] or [None] * is_single_batch
+        passes: list[MicroBatch | IdleBatch | None] = [*padded]
+        if is_single_batch and not padded:  # this rank still takes part in the exchange of the KL
+            passes = [None]
         for batch in passes:
             idle = batch.forward() if isinstance(batch, IdleBatch) else None  # before any collective, as on other ranks
             forward = self._forward(batch, is_first_epoch, kl, deferred) if isinstance(batch, MicroBatch) else None
             if is_single_batch and self.settings.kl_stop:
                 deferred.read_pending()
-                if self._exceeds_kl_limit(kl):
+                if self._exceeds_kl_stop(kl):
                     self._share_old_scores(own_samples)
                     return False
             if idle is not None:
                 idle.backward()
             if isinstance(batch, MicroBatch) and forward is not None:
-                metrics = BatchMetrics(batch, step_metrics, deferred)
+                metrics = MicroBatchMetrics(batch, step_metrics, deferred)
                 deferred.add(self._backward(forward, objective, metrics), partial(_add_to, loss))
         deferred.read_pending()
         self._share_old_scores(own_samples)
-        if self._exceeds_kl_limit(kl):
+        if self._exceeds_kl_stop(kl):
             return False
         if check:
             self._measure_packing(check)
@@ -317,7 +322,7 @@ class PolicyUpdater:
         scores, teammate_log_probs = score_with_teammates(batch, entropy_gradient=self.settings.entropy_coefficient > 0)
         old = self._old_log_probs(batch, scores, deferred)
         token_kl = k3_estimate(scores.log_probs.detach() - old)
-        metrics = BatchMetrics(batch, self.accumulator, deferred)
+        metrics = MicroBatchMetrics(batch, self.accumulator, deferred)
         metrics.add_tokens(entropy=scores.entropies, kl_before_step=token_kl)
         if is_first_epoch:
             metrics.add_mismatch(old)
@@ -325,7 +330,7 @@ class PolicyUpdater:
         deferred.add(token_kl.sum(), lambda sums: _add_to(kl, (sums[0], len(token_kl))))
         return _Forward(scores, old, teammate_log_probs)
 
-    def _backward(self, forward: _Forward, objective: Objective, metrics: BatchMetrics) -> Tensor:
+    def _backward(self, forward: _Forward, objective: Objective, metrics: MicroBatchMetrics) -> Tensor:
         """Add a micro-batch's gradient → its loss."""
         batch, settings, scores, old = metrics.batch, self.settings, forward.scores, forward.old
         gradient: list[Tensor] = []
@@ -334,7 +339,9 @@ class PolicyUpdater:
         if correction is not None:
             metrics.add_tokens(sampler_weight=correction)
             metrics.add_weights(batch.per_unit(correction))
-        units = LossInputs(batch.units(scores.log_probs), batch.units(old) - batch.log_factors, batch.advantages)
+        units = LossInputs(
+            batch.unit_log_probs(scores.log_probs), batch.unit_log_probs(old) - batch.log_factors, batch.advantages
+        )
         output = objective(units)
         loss = (output.terms * weigh_units(batch, correction)).sum() + extra_losses(settings, batch, scores, old)
         if batch.teammate_text is not None and forward.teammate_log_probs is not None:
@@ -346,7 +353,7 @@ class PolicyUpdater:
         metrics.add_gradients(gradient[0])
         return loss
 
-    def _exceeds_kl_limit(self, kl: Floats) -> bool:
+    def _exceeds_kl_stop(self, kl: Floats) -> bool:
         """Return True if the mean KL over tokens of all ranks exceeds the limit."""
         if not self.settings.kl_stop:
             return False
@@ -371,7 +378,7 @@ class PolicyUpdater:
 
     # acceptance test of the line search
 
-    def _is_good(self, samples: Sequence[Sample], objective: Objective, limit: float) -> bool:
+    def _is_accepted(self, samples: Sequence[Sample], objective: Objective, limit: float) -> bool:
         """Return True if the policies are within the KL limit and the surrogate has improved (Kuba et al. 2022).
 
         The KL to π_old is k3, the mean over sampled tokens, in nats.
@@ -392,10 +399,10 @@ class PolicyUpdater:
         for batch in self.packing.micro_batches(samples, self._count_batch(samples), self.fixed):
             old = batch.collect_tokens(self.old)
             weights = weigh_units(batch, correct_sampler(self.settings.sampler_correction, batch, old))
-            units = batch.units(old)
+            units = batch.unit_log_probs(old)
             old_losses, current_losses = (
                 objective(LossInputs(u, units - batch.log_factors, batch.advantages.double())).terms
-                for u in (units, batch.units(batch.collect_tokens(current)))
+                for u in (units, batch.unit_log_probs(batch.collect_tokens(current)))
             )
             gain += float(((old_losses - current_losses) * weights).sum())
         return gain

@@ -30,7 +30,7 @@ class Simultaneous(UpdateSchedule):
     correction: ClassVar[Correction] = ""
     ratio_limit: ClassVar[float] = 1.0
 
-    def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:  # noqa: ARG002
+    def plan_phases(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:  # noqa: ARG002
         """Return a single phase with all policies."""
         return [UpdatePhase(tuple(policies))]
 
@@ -50,7 +50,7 @@ class AgentByAgent(UpdateSchedule):
     _turn: int = PrivateAttr(default=0)
     _since: int = PrivateAttr(default=0)  # environment steps at the last change of turn
 
-    def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:  # noqa: ARG002
+    def plan_phases(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:  # noqa: ARG002
         """Return a single phase with the policy in turn."""
         if progress.environment_steps - self._since >= self.interval:
             self._turn, self._since = self._turn + 1, progress.environment_steps
@@ -82,7 +82,7 @@ class Sequential(UpdateSchedule):
         default=0.0, description="maximum KL of an update, in nats per token; 0 accepts every update"
     )
 
-    def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
+    def plan_phases(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
         """Return a phase per policy, in random order."""
         return [UpdatePhase((name,), kl_limit=self.kl_limit) for name in random_order(policies, progress, seed)]
 
@@ -109,7 +109,7 @@ class A2PO(UpdateSchedule):
         default=0.5, description="minimum fraction of the clip width; see the class"
     )
 
-    def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
+    def plan_phases(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
         """Return a phase per policy, in semi-greedy order."""
         count = len(policies)
         return [

@@ -1,4 +1,4 @@
-"""Command-line options of ``marft synthesize``, ``federate``, ``league`` and ``worth``."""
+"""Command-line options of ``marft synthesize``, ``federate``, ``league``, ``worth`` and ``replay``."""
 
 from __future__ import annotations
 
@@ -124,3 +124,19 @@ def worth(
         checkpoint, parts, tasks, samples, attempts, resamples, checkpoints, single, paraphrase, rerun
     )
     asked.run_worth(run, options.parse_overrides(context, run), wanted, output_mode)
+
+
+@app.command()
+def replay(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    algorithms: Annotated[str, typer.Option(help="Presets, with commas; the run's own name means its own settings.")],
+    step: Annotated[int, typer.Option(min=0, help="A recorded training step; 0: the last one.")] = 0,
+    episodes: Annotated[int, typer.Option(min=0, help="How many episodes to show: those most disagreed about.")] = 4,
+) -> None:
+    """Assign credit to recorded episodes with several algorithms.
+
+    Shows side by side which actions each algorithm reinforces, and how much.
+    """
+    from marft_lab.cli.credit_audit import replay_step
+
+    replay_step(run, algorithms.split(","), step, episodes)

@@ -18,7 +18,7 @@ from marft.config.run import RunSettings
 from marft.envs.tasks import read_tasks
 from marft.evaluation.evaluate import ProgressCallback
 from marft.evaluation.session import BASE
-from marft.rollout.local_runner import open_rollouts
+from marft.rollout.local_runner import open_rollout_runner
 from marft.runs.run_folder import RunFolder
 from marft_envs.textarena.environment import TextArena
 from marft_lab.league.evaluation.ratings import EloRating, MatchRecord, fit_ratings
@@ -194,7 +194,7 @@ def play_league(
     attempts = [
         attempt for pair in pairs for attempt in pair_attempts(run, sides, tasks, [names[n] for n in pair], matches)
     ]
-    with open_rollouts(without_helpers(combine_versions(run, versions))) as rollouts:
+    with open_rollout_runner(without_helpers(combine_versions(run, versions))) as rollouts:
         episodes = rollouts.play(attempts, on_done=lambda _: advance())
     pair_results = [
         score_pair(pair, sides[0], episodes[number * matches : (number + 1) * matches])

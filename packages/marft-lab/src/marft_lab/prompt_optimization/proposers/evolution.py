@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from marft.common.prompt_history import PromptVersion
 from marft.config.agents import SamplingSettings
 from marft.config.settings import Fraction, SmallCount
 from marft_lab.prompt_optimization.prompts import (
@@ -65,7 +64,8 @@ class EvolutionProposer(Proposer):
         chosen = [best[rank] for rank in _sample_ranks(request, len(best), 2 if is_crossover else 1)]
         mark = unique_marker(version.instructions for version in chosen)
         sections = {
-            name: _format_version(version, mark) for name, version in zip(("first", "second"), chosen, strict=False)
+            name: wrap_in_tags("instructions", version.instructions, mark)
+            for name, version in zip(("first", "second"), chosen, strict=False)
         }
         template = CROSSOVER_PROMPT if is_crossover else MUTATION_PROMPT
         question = template.format(
@@ -81,7 +81,3 @@ def _sample_ranks(request: ProposalRequest, size: int, count: int) -> list[int]:
     weights = [float(size - rank) for rank in range(size)]
     ranks = request.rng.choice(size, count, replace=False, p=[weight / sum(weights) for weight in weights])
     return [int(rank) for rank in ranks]
-
-
-def _format_version(version: PromptVersion, mark: str) -> str:
-    return wrap_in_tags("instructions", version.instructions, mark)

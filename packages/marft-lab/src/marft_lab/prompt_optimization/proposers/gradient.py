@@ -63,9 +63,11 @@ class TextGradientProposer(Proposer):
     policy: str = Field(
         description="policy to ask: one of the team, another local model, or a model behind an endpoint"
     )
-    failed: Annotated[int, Field(ge=1, le=64)] = Field(default=3, description="failed attempts per proposal")
-    solved: Annotated[int, Field(ge=0, le=64)] = Field(default=1, description="successful attempts per proposal")
-    history_size: NonNegativeCount = Field(default=4, description="number of best versions in the prompt")
+    failed_attempts: Annotated[int, Field(ge=1, le=64)] = Field(default=3, description="failed attempts per proposal")
+    solved_attempts: Annotated[int, Field(ge=0, le=64)] = Field(
+        default=1, description="successful attempts per proposal"
+    )
+    num_shown_versions: NonNegativeCount = Field(default=4, description="number of best versions in the prompt")
     parents: SmallCount = Field(default=1, description="number of best versions to rewrite in turn")
     sampling: SamplingSettings = Field(
         default=SamplingSettings(temperature=0.7), description="sampling settings of the policy"
@@ -84,9 +86,9 @@ class TextGradientProposer(Proposer):
         proposals = []
         for number in range(request.count):
             parent = parents[number % len(parents)]
-            failed = _sample_attempts(request, request.failed, self.failed)
-            solved = _sample_attempts(request, request.solved, self.solved)
-            measured = [version for version in request.versions if version.worth][: self.history_size]
+            failed = _sample_attempts(request, request.failed, self.failed_attempts)
+            solved = _sample_attempts(request, request.solved, self.solved_attempts)
+            measured = [version for version in request.versions if version.worth][: self.num_shown_versions]
             mark = unique_marker(collect_texts([*failed, *solved], [parent, *measured]))
             common_fields = {
                 "role": request.role,

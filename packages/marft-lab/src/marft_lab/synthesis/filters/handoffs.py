@@ -21,7 +21,7 @@ from marft.evaluation.trajectory_metrics import find_loops, iter_handoffs
 from marft_lab.synthesis.candidates import Candidate, Filter, FilterContext, Rejections
 
 
-class Handoffs(Filter):
+class InefficientHandoffs(Filter):
     """Filter that rejects episodes with back-and-forth handoffs, or with low handoff efficiency.
 
     The efficiency is ``(1 + fewest handoffs at the task) / (1 + own handoffs)``.
@@ -40,7 +40,7 @@ class Handoffs(Filter):
             rejections = {
                 n: "two agents passed it back and forth"
                 for n, candidate in enumerate(candidates)
-                if _has_loop(candidate)
+                if any(find_loops(chain) for chain in iter_handoffs(candidate.episode))
             }
         remaining = [number for number in range(len(candidates)) if number not in rejections]
         tasks = [candidates[number].episode.task.id for number in remaining]
@@ -70,7 +70,3 @@ def handoff_efficiencies(tasks: Sequence[str], counts: Sequence[int]) -> list[fl
 def count_handoffs(episode: Episode) -> int:
     """Return an episode's handoffs between agents."""
     return sum(len(chain) - 1 for chain in iter_handoffs(episode))
-
-
-def _has_loop(candidate: Candidate) -> bool:
-    return any(find_loops(chain) for chain in iter_handoffs(candidate.episode))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from pydantic import Field
 
@@ -36,13 +35,13 @@ class Leakage(Filter):
             "only rejects equal tasks"
         ),
     )
-    answers: Names = Field(
+    answer_fields: Names = Field(
         default=("answer", "solution", "target"), description="fields of task data with secret answers, at any depth"
     )
     min_chars: Count = Field(
         default=2, description="minimum characters of an answer; shorter answers occur in any text"
     )
-    silent: Names = Field(
+    silent_roles: Names = Field(
         default=(), description="roles that must not say an answer either, unless a legitimate source gave it to them"
     )
 
@@ -60,7 +59,9 @@ class Leakage(Filter):
 
     def _find_leaks(self, candidate: Candidate, context: FilterContext) -> Iterator[str]:
         answers = [
-            value for value in field_values(candidate.episode.task.data, self.answers) if len(value) >= self.min_chars
+            value
+            for value in field_values(candidate.episode.task.data, self.answer_fields)
+            if len(value) >= self.min_chars
         ]
         for action in candidate.episode.actions if answers else ():
             sources = normalize(
@@ -71,7 +72,7 @@ class Leakage(Filter):
             output = normalize("\n".join([*action.intermediate_texts, action.agent_text]))
             if any(contains_answer(answer, prompt) for answer in secret):
                 yield f"{action.agent} read an answer that nobody had told it"
-            if action.agent in self.silent and any(contains_answer(answer, output) for answer in secret):
+            if action.agent in self.silent_roles and any(contains_answer(answer, output) for answer in secret):
                 yield f"{action.agent} said an answer that it may not"
 
 
@@ -111,7 +112,7 @@ def legitimate_sources(episode: Episode, action: Action) -> Iterator[str]:
         pending += [*seen.continues, *(seen.sees if name in action.continues else ())]
 
 
-def field_values(data: Any, fields: Sequence[str], within: bool = False) -> Iterator[str]:
+def field_values(data: object, fields: Sequence[str], within: bool = False) -> Iterator[str]:
     """Yield strings and numbers below given fields, at any depth, in the form of text.
 
     Args:

@@ -14,7 +14,7 @@ from marft_lab.synthesis.candidates import Candidate, Filter, FilterContext, Rej
 class Success(Filter):
     """Filter that rejects episodes without a score, without success, or with a low reward."""
 
-    solved: bool = Field(
+    require_success: bool = Field(
         default=True, description="True to require success; without a known outcome only the reward counts"
     )
     min_reward: Bounded | None = Field(default=None, description="minimum reward; none accepts any")
@@ -27,9 +27,9 @@ class Success(Filter):
     def _rejection_reason(self, episode: Episode) -> str:
         if not episode.is_scored:
             return "could not be scored"
-        if self.solved and episode.success is None and self.min_reward is None:
+        if self.require_success and episode.success is None and self.min_reward is None:
             return "nobody says whether it was solved (give the filter a least reward)"
-        if self.solved and episode.success is False:
+        if self.require_success and episode.success is False:
             return "not solved"
         if self.min_reward is not None and episode.total_reward < self.min_reward:
             return f"earned less than {self.min_reward:g}"

@@ -83,7 +83,7 @@ def trace(
     step: Annotated[int, typer.Option(min=0, help="A recorded training step; 0: all of them.")] = 0,
     task: Annotated[str, typer.Option(help="Only this task, or task#sample.")] = "",
     content: Annotated[
-        bool, typer.Option("--content", help="Also what agents were asked and said, and what tools answered.")
+        bool, typer.Option("--include-content", help="Also what agents were asked and said, and what tools answered.")
     ] = False,
     header: Annotated[list[str] | None, typer.Option(help="Sent with each request: name=value; repeat it.")] = None,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that the receiver may be silent.")] = 60.0,

@@ -212,12 +212,12 @@ class Messages(Protocol):
         chat = Chat(
             messages=build_chat_messages(messages if prefix is None else messages[:-1]),
             tools=tools,
-            calls=request.tool_choice is None or request.tool_choice.type != "none",
+            parse_calls=request.tool_choice is None or request.tool_choice.type != "none",
             max_tokens=request.max_tokens,
             stop=tuple(request.stop_sequences or ()),
             recorded_options=request.recorded_options,
             constraint=_build_constraint(request, tools),
-            parallel=request.tool_choice is None or not request.tool_choice.disable_parallel_tool_use,
+            allow_parallel_calls=request.tool_choice is None or not request.tool_choice.disable_parallel_tool_use,
             prefix=prefix or "",
         )
         return ParsedRequest(chat, 1, bool(request.stream), ignored_fields, model=request.model)
@@ -279,7 +279,7 @@ def _build_constraint(request: Request, tools: Sequence[Tool]) -> Constraint | N
     if choice is None or choice.type in ("auto", "none"):
         form = request.output_config.format if request.output_config else None
         parallel = choice is None or not choice.disable_parallel_tool_use
-        return Constraint("json", schema=form.json_schema, parallel=parallel) if form else None
+        return Constraint("json", schema=form.json_schema, allow_parallel_calls=parallel) if form else None
     if choice.type == "tool" and choice.name is None:
         raise invalid_error("tool_choice: the tool's name is missing", "tool_choice")
     name = "" if choice.type == "any" else choice.name or ""

@@ -162,7 +162,7 @@ class ChunkStream(Stream):
     def end(self, replies: Sequence[Reply], metadata: Metadata) -> Iterator[Event]:
         self.metadata = metadata
         for index, reply in enumerate(replies):
-            if self.request.chat.pieces:
+            if self.request.chat.return_token_texts:
                 log_probs = {"content": build_log_probs(reply), "refusal": None}
                 yield self._build_chunk(index, {"content": ""}, logprobs=log_probs)
             for number, call in enumerate(reply.calls):
@@ -201,14 +201,14 @@ class ChatCompletions(Protocol):
         chat = Chat(
             messages=build_chat_messages(messages if prefix is None else messages[:-1]),
             tools=tools,
-            calls=request.tool_choice != "none",
+            parse_calls=request.tool_choice != "none",
             max_tokens=min(filter(None, (request.max_completion_tokens, request.max_tokens)), default=None),
             stop=normalize_stop(request.stop),
             recorded_options=request.recorded_options,
             constraint=_build_constraint(request, tools),
-            pieces=bool(request.logprobs),
+            return_token_texts=bool(request.logprobs),
             alternatives=request.top_logprobs or 0,
-            parallel=request.parallel_tool_calls is not False,
+            allow_parallel_calls=request.parallel_tool_calls is not False,
             prefix=prefix or "",
         )
         usage = bool(request.stream_options and request.stream_options.include_usage)
@@ -223,7 +223,9 @@ class ChatCompletions(Protocol):
             {
                 "index": index,
                 "message": _build_message(reply),
-                "logprobs": {"content": build_log_probs(reply), "refusal": None} if request.chat.pieces else None,
+                "logprobs": {"content": build_log_probs(reply), "refusal": None}
+                if request.chat.return_token_texts
+                else None,
                 "finish_reason": get_finish_reason(reply),
             }
             for index, reply in enumerate(replies)
@@ -278,10 +280,10 @@ def _build_constraint(request: Request, tools: Sequence[Tool]) -> Constraint | N
     if form is None or form.type == "text":
         return None
     if form.type == "json_object":
-        return Constraint("json", parallel=parallel)
+        return Constraint("json", allow_parallel_calls=parallel)
     if form.json_schema is None:
         raise invalid_error("response_format: json_schema is missing", "response_format")
-    return Constraint("json", schema=form.json_schema.json_schema, parallel=parallel)
+    return Constraint("json", schema=form.json_schema.json_schema, allow_parallel_calls=parallel)
 
 
 def _build_head(action_id: str, metadata: Metadata, kind: str) -> dict[str, object]:

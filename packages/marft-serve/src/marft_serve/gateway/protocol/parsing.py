@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -40,7 +40,7 @@ Count = Annotated[int, Field(ge=1, lt=2**31)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 Stops = Annotated[list[Stop], Field(max_length=MAX_STOPS)] | Stop | None
-Schema = dict[str, Any]
+Schema = dict[str, object]
 
 
 def parse_body(model: type[ModelT], body: bytes) -> ModelT:
@@ -61,7 +61,7 @@ def parse_body(model: type[ModelT], body: bytes) -> ModelT:
     return parsed
 
 
-def parse_json(body: bytes) -> Any:
+def parse_json(body: bytes) -> object:
     """Parse JSON, with bounded numbers.
 
     Raises:
@@ -181,7 +181,7 @@ def build_call_constraint(tools: Sequence[Tool], name: str, parallel: bool) -> C
     """
     if not any(name in ("", tool.name) for tool in tools):
         raise invalid_error("tool_choice names no tool that is offered", "tool_choice")
-    return Constraint("call", name, parallel=parallel)
+    return Constraint("call", name, allow_parallel_calls=parallel)
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,13 +221,13 @@ class Responses(Protocol):
         chat = Chat(
             messages=build_chat_messages([*instructions, *turns]),
             tools=tools,
-            calls=request.tool_choice != "none",
+            parse_calls=request.tool_choice != "none",
             max_tokens=request.max_output_tokens,
             recorded_options=request.recorded_options,
             constraint=_build_constraint(request, tools),
-            pieces=LOG_PROBS in (request.include or ()) or bool(request.top_logprobs),
+            return_token_texts=LOG_PROBS in (request.include or ()) or bool(request.top_logprobs),
             alternatives=request.top_logprobs or 0,
-            parallel=request.parallel_tool_calls is not False,
+            allow_parallel_calls=request.parallel_tool_calls is not False,
         )
         stored_turns = None if request.store is False else tuple(turns)
         return ParsedRequest(
@@ -295,7 +295,7 @@ def _build_constraint(request: Request, tools: Sequence[Tool]) -> Constraint | N
         return None
     if form.type == "json_schema" and form.json_schema is None:
         raise invalid_error("text.format: schema is missing", "text.format")
-    return Constraint("json", schema=form.json_schema, parallel=parallel)
+    return Constraint("json", schema=form.json_schema, allow_parallel_calls=parallel)
 
 
 def _format_id(action_id: str) -> str:

@@ -123,7 +123,7 @@ class BufferedMemory(ABC):
         self.buffer, self.count = buffer, count
 
     @property
-    def size(self) -> int:
+    def size_bytes(self) -> int:
         """Size in bytes."""
         return self.buffer.size
 
@@ -161,7 +161,7 @@ class Log(MemorySystem):
     stay before new ones.
     """
 
-    def begin(self, count: TokenCounter) -> LogMemory:
+    def create_memory(self, count: TokenCounter) -> LogMemory:
         """Return an empty memory."""
         return LogMemory(EntryBuffer(self.entry_bytes, self.max_working_entries, replaces=False), count)
 
@@ -183,7 +183,7 @@ class KeyValue(MemorySystem):
         default=0.5, description="minimum share of a key's words that must occur in the query"
     )
 
-    def begin(self, count: TokenCounter) -> KeyValueMemory:
+    def create_memory(self, count: TokenCounter) -> KeyValueMemory:
         """Return an empty memory."""
         return KeyValueMemory(
             EntryBuffer(self.entry_bytes, self.max_working_entries, replaces=True), count, self.min_overlap

@@ -28,10 +28,12 @@ class Hierarchical(VectorMemory):
     move down.
     """
 
-    recent: Annotated[int, Field(ge=1, le=1000)] = Field(default=4, description="maximum entries in the recent level")
+    max_recent: Annotated[int, Field(ge=1, le=1000)] = Field(
+        default=4, description="maximum entries in the recent level"
+    )
     summary_tokens: Count = Field(default=40, description="maximum tokens of the summary")
 
-    def begin(self, count: TokenCounter) -> HierarchicalMemory:
+    def create_memory(self, count: TokenCounter) -> HierarchicalMemory:
         """Return an empty memory."""
         first, last = self.entry_bytes // RECENT_SHARE, self.entry_bytes // SUMMARY_SHARE
         rest = self.entry_bytes - first - last
@@ -41,7 +43,7 @@ class Hierarchical(VectorMemory):
             IndexMemory(archive, count, self.build_embedder(), self.dimensions, self.top_k),
             SummaryMemory(select_lines, count, self.summary_tokens, last, self.max_working_entries),
             count,
-            self.recent,
+            self.max_recent,
         )
 
 
@@ -55,9 +57,9 @@ class HierarchicalMemory:
         self.count, self.max_recent = count, max_recent
 
     @property
-    def size(self) -> int:
+    def size_bytes(self) -> int:
         """Total size in bytes."""
-        return self.recent.size + self.archive.size + self.summary.size
+        return self.recent.size + self.archive.size_bytes + self.summary.size_bytes
 
     async def write(self, entries: Sequence[Entry]) -> Work:
         """Add entries to the recent level and move the oldest down."""

@@ -9,14 +9,13 @@ from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.agents.memories.buffered import BufferedMemory, EntryBuffer
 from marft.common.errors import UserError
 from marft.config.interfaces.memory import MAX_TEXT_DIVISOR, Entry, ForgetResult, MemorySystem, TokenCounter, Work
-from marft.config.plugins import import_object
-from marft.config.python_objects import ImportPath
+from marft.config.plugins import FunctionPath, import_object
 from marft.config.settings import SmallCount
 
 Embeddings = NDArray[np.float32]  # [n, d], each of length 1 or all zeros
@@ -128,20 +127,13 @@ class VectorMemory(MemorySystem):
     dimensions: Annotated[int, Field(ge=8, le=8192)] = Field(default=256, description="vector length")
     top_k: SmallCount = Field(default=8, description="maximum texts per read")
     overwrite: bool = Field(default=True, description="whether a fact replaces an earlier fact with the same key")
-    embed: ImportPath = Field(
+    embed: FunctionPath = Field(
         default="",
         description=(
             'import path of a function that returns one vector per text, optionally async; "" hashes character '
             "n-grams of words"
         ),
     )
-
-    @field_validator("embed")
-    @classmethod
-    def _check_embed(cls, path: str, info: ValidationInfo) -> str:
-        if path and not callable(import_object(path, info.context)):
-            raise PydanticCustomError("embed", "{path} is no function of texts", {"path": repr(path)})
-        return path
 
     @model_validator(mode="after")
     def _check_max_bytes(self) -> VectorMemory:
@@ -169,7 +161,7 @@ class VectorMemory(MemorySystem):
 class Index(VectorMemory):
     """Memory with one vector per text. A read returns the texts nearest to the query by cosine similarity."""
 
-    def begin(self, count: TokenCounter) -> IndexMemory:
+    def create_memory(self, count: TokenCounter) -> IndexMemory:
         """Return an empty memory."""
         buffer = EntryBuffer(self.entry_bytes, self.max_working_entries, self.overwrite, extra_bytes=self.vector_bytes)
         return IndexMemory(buffer, count, self.build_embedder(), self.dimensions, self.top_k)

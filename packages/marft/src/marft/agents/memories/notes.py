@@ -32,7 +32,7 @@ class NoteList:
         self._characters = 0  # characters of all notes, without the line breaks between them
 
     @property
-    def size(self) -> int:
+    def size_bytes(self) -> int:
         """Number of characters."""
         return self._characters + max(len(self.notes) - 1, 0)
 
@@ -58,7 +58,7 @@ class NoteList:
                 continue
             problems += self._put(len(self.notes), words.removeprefix("- "), key)
         self._drop(dropped)
-        assert self.size <= self.budget
+        assert self.size_bytes <= self.budget
         return " ".join(dict.fromkeys(problems))
 
     def forget(self, key: str) -> int:
@@ -112,13 +112,13 @@ class Learned(MemorySystem):
 
     stores_edits: ClassVar[bool] = True
 
-    characters: Annotated[int, Field(ge=1, le=2**20)] = Field(
+    max_chars: Annotated[int, Field(ge=1, le=2**20)] = Field(
         default=800, description="maximum characters of all notes together"
     )
 
-    def begin(self, count: TokenCounter) -> LearnedMemory:
+    def create_memory(self, count: TokenCounter) -> LearnedMemory:
         """Return an empty memory."""
-        return LearnedMemory(NoteList(self.characters), count, self.entry_bytes)
+        return LearnedMemory(NoteList(self.max_chars), count, self.entry_bytes)
 
 
 class LearnedMemory:
@@ -128,7 +128,7 @@ class LearnedMemory:
         self.note_list, self.count, self.capacity = note_list, count, capacity
 
     @property
-    def size(self) -> int:
+    def size_bytes(self) -> int:
         """Size in bytes."""
         texts = (*self.note_list.notes, *(key for keys in self.note_list.keys for key in keys))
         return sum(map(utf8_size, texts)) + ENTRY_BYTES * len(self.note_list.notes)
@@ -138,7 +138,7 @@ class LearnedMemory:
         work = Work()
         for entry in entries:
             problem = self.note_list.write(entry.text, entry.key)
-            while self.size > self.capacity:
+            while self.size_bytes > self.capacity:
                 self.note_list.drop_last()
                 problem = FULL_MESSAGE
             work += Work(self.count(entry.text), utf8_size(entry.text), problem)

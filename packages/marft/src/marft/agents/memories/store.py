@@ -80,9 +80,9 @@ class DeferredMemory:
         self.pending, self._bytes = list[Entry](), 0
 
     @property
-    def size(self) -> int:
+    def size_bytes(self) -> int:
         """Size of the memory and the buffer in bytes."""
-        return self.memory.size + self._bytes
+        return self.memory.size_bytes + self._bytes
 
     async def write(self, entries: Sequence[Entry]) -> Work:
         """Add entries to the buffer, and build in full batches."""
@@ -132,9 +132,9 @@ class MemoryStore:
         self._lock = asyncio.Lock()
 
     @property
-    def size(self) -> int:
+    def size_bytes(self) -> int:
         """Size in bytes."""
-        return self.memory.size
+        return self.memory.size_bytes
 
     async def write(self, entries: Sequence[Entry]) -> Work:
         """Add entries; an entry without text is ignored."""
@@ -175,7 +175,7 @@ def open_store(
     Args:
         count: returns the number of tokens in a text.
     """
-    memory = part.begin(count)
+    memory = part.create_memory(count)
     if part.construction != "eager":
         memory = DeferredMemory(memory, part.batch_size if part.construction == "batched" else 0, part.pending_bytes)
     return MemoryStore(memory, part.max_text_bytes, clock)

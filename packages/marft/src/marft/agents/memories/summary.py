@@ -7,16 +7,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from inspect import isawaitable
 
-from pydantic import Field, ValidationInfo, field_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
 from marft.agents.memories.buffered import ENTRY_BYTES, utf8_size
 from marft.agents.memories.selection import Keys, NumberedText, has_source, merge_keys, select_fitting, word_set
 from marft.common.errors import UserError
 from marft.common.texts import replace_surrogates
 from marft.config.interfaces.memory import Entry, ForgetResult, Kind, MemorySystem, ReadResult, TokenCounter, Work
-from marft.config.plugins import import_object
-from marft.config.python_objects import ImportPath
+from marft.config.plugins import FunctionPath, import_object
 from marft.config.settings import Count
 
 
@@ -84,7 +82,7 @@ def summarize_with(function: Callable[[Sequence[str], int], object], name: str) 
         result = function([line.text for line in lines], size)
         texts = await result if isawaitable(result) else result
         if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
-            raise UserError(f"condense {name!r} must give a list of texts; it gave a {type(texts).__name__}")
+            raise UserError(f"summarizer {name!r} must give a list of texts; it gave a {type(texts).__name__}")
         return assign_keys(lines, [replace_surrogates(text) for text in texts])
 
     return summarize
@@ -113,12 +111,12 @@ def assign_keys(lines: Sequence[SummaryLine], texts: Sequence[str]) -> list[Summ
 
 
 class Summary(MemorySystem):
-    """Summary with at most ``tokens`` tokens, rewritten at each construction. A read returns the summary, whatever
+    """Summary with at most ``max_tokens`` tokens, rewritten at each construction. A read returns the summary, whatever
     the query. Each line keeps the keys of all its sources, and is removed when one of these keys is forgotten.
     """
 
-    tokens: Count = Field(default=200, description="maximum tokens of the summary")
-    summarizer: ImportPath = Field(
+    max_tokens: Count = Field(default=200, description="maximum tokens of the summary")
+    summarizer: FunctionPath = Field(
         default="",
         description=(
             'import path of a function (texts, number of tokens) → fewer texts, optionally async; "" selects lines '
@@ -126,17 +124,10 @@ class Summary(MemorySystem):
         ),
     )
 
-    @field_validator("summarizer")
-    @classmethod
-    def _check_summarizer(cls, path: str, info: ValidationInfo) -> str:
-        if path and not callable(import_object(path, info.context)):
-            raise PydanticCustomError("summarizer", "{path} is no function of texts", {"path": repr(path)})
-        return path
-
-    def begin(self, count: TokenCounter) -> SummaryMemory:
+    def create_memory(self, count: TokenCounter) -> SummaryMemory:
         """Return an empty memory."""
         summarize = summarize_with(import_object(self.summarizer), self.summarizer) if self.summarizer else select_lines
-        return SummaryMemory(summarize, count, self.tokens, self.entry_bytes, self.max_working_entries)
+        return SummaryMemory(summarize, count, self.max_tokens, self.entry_bytes, self.max_working_entries)
 
 
 class SummaryMemory:
@@ -148,7 +139,7 @@ class SummaryMemory:
         self.lines = list[SummaryLine]()
 
     @property
-    def size(self) -> int:
+    def size_bytes(self) -> int:
         """Size in bytes."""
         return sum(map(_line_size, self.lines))
 

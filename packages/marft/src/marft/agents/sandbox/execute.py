@@ -32,7 +32,7 @@ def execute(order: dict[str, Any], folder: str) -> None:
     for resource_id, limit in resource_limits(order["limits"]).items():
         resource.setrlimit(resource_id, (limit, limit))
     if isolated:
-        drop_privileges(order["limits"]["processes"])
+        drop_privileges(order["limits"]["max_processes"])
     kernel.prctl(kernel.NO_NEW_PRIVILEGES, 1)
     os.closerange(3, max_descriptors)
     if order["filter"]:
@@ -68,7 +68,7 @@ def resource_limits(limits: dict[str, Any]) -> dict[int, int]:
         resource.RLIMIT_CPU: limits["cpu_seconds"],
         resource.RLIMIT_AS: limits["memory_mb"] * megabyte,
         resource.RLIMIT_FSIZE: limits["disk_mb"] * megabyte,
-        resource.RLIMIT_NOFILE: limits["open_files"],
+        resource.RLIMIT_NOFILE: limits["max_open_files"],
         resource.RLIMIT_CORE: CORE_BYTES,
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,

@@ -36,7 +36,7 @@ def find_parent(mount_file: str = "/proc/self/mounts", group_file: str = "/proc/
     return ""
 
 
-def make(parent: str, memory_mb: int) -> str:
+def create_group(parent: str, memory_mb: int) -> str:
     """Create a group named after our process, and return its folder, or "" if the system refuses."""
     folder = group_path(parent, os.getpid())
     try:
@@ -51,7 +51,7 @@ def make(parent: str, memory_mb: int) -> str:
     return folder
 
 
-def join(folder: str, pid: int) -> bool:
+def join_group(folder: str, pid: int) -> bool:
     """Add a process and its future descendants to a group; return true on success, false without a group."""
     if not folder:
         return False

@@ -65,7 +65,7 @@ def run_limited(order: Order) -> int:
 
 def run_isolated(order: Order) -> int:
     """Run the code in namespaces of its own, and return the exit status."""
-    group_folder = group.make(order["group"], order["limits"]["memory_mb"]) if order["group"] else ""
+    group_folder = group.create_group(order["group"], order["limits"]["memory_mb"]) if order["group"] else ""
     try:
         enter_namespaces()
         return start_init(order, group_folder)
@@ -89,14 +89,14 @@ def start_init(order: Order, group_folder: str) -> int:
             return
         write_text("/proc/sys/user/max_user_namespaces", "0")
         kernel.unshare(kernel.NEW_MOUNT_NAMESPACE)
-        root.build_root(folder, order["needs"], order["limits"]["disk_mb"], order["limits"]["files"])
+        root.build_root(folder, order["needs"], order["limits"]["disk_mb"], order["limits"]["max_files"])
         os.write(ready_writer, READY)
         run_init(fork(lambda: execute(order, folder)))
 
     init_pid = fork(run_as_init)
     for pipe in (start_reader, ready_writer):
         os.close(pipe)
-    joined = group.join(group_folder, init_pid)
+    joined = group.join_group(group_folder, init_pid)
     os.write(start_writer, READY)
     if joined or os.read(ready_reader, 1) != READY:
         return wait_for(init_pid)

@@ -45,9 +45,9 @@ class SandboxSettings(Settings):
         default=512, description="memory of all processes and files together, and address space of each process, in MiB"
     )
     disk_mb: Limit = Field(default=64, description="size of all files together, in MiB")
-    files: Limit = Field(default=4096, description="maximum files, including folders and links")
-    open_files: Limit = Field(default=64, description="maximum open files of each process")
-    processes: Limit = Field(default=16, description="maximum processes and threads together")
+    max_files: Limit = Field(default=4096, description="maximum files, including folders and links")
+    max_open_files: Limit = Field(default=64, description="maximum open files of each process")
+    max_processes: Limit = Field(default=16, description="maximum processes and threads together")
     output_kb: Limit = Field(default=256, description="maximum size of standard output, and of standard error, in KiB")
     isolation: Literal["required", "none"] = Field(
         default="required",

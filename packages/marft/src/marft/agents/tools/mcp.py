@@ -32,7 +32,7 @@ from marft.agents.tools.transports import (
 from marft.common.errors import UserError
 from marft.common.packages import install_command
 from marft.common.processes import SUBREAPER
-from marft.common.texts import single_line
+from marft.common.texts import parse_json_text, single_line
 from marft.common.types import Task, Tool
 from marft.common.user_modules import subprocess_env
 from marft.config.agents import Strings
@@ -74,14 +74,14 @@ class MCP(ToolProvider):
     command: Strings = Field(default=(), description="program and arguments that start the server")
     env_variables: Strings = Field(default=(), description="names of our environment variables that the server may see")
     folder: Annotated[str, ExpandUser] = Field(default="", description="working folder of a started server")
-    log: Annotated[str, ExpandUser] = Field(
+    log_file: Annotated[str, ExpandUser] = Field(
         default="", description='file for the server\'s standard error; "" discards it'
     )
     url: str = Field(default="", description="URL of a running server")
     header_variables: dict[str, str] = Field(
         default={}, description="header name → name of the environment variable that holds its whole value"
     )
-    only: Strings = Field(default=(), description="names of the tools to offer; empty offers all")
+    allowed_tools: Strings = Field(default=(), description="names of the tools to offer; empty offers all")
     per_episode: bool = Field(
         default=False, description="one server or connection for each episode, for servers that keep state"
     )
@@ -120,7 +120,7 @@ class MCP(ToolProvider):
         if bool(self.command) == bool(self.url):
             raise UserError("needs either a command that starts the server, or its url")
         way = "url" if self.url else "command"
-        unused_keys = ("env_variables", "folder", "log") if self.url else ("header_variables",)
+        unused_keys = ("env_variables", "folder", "log_file") if self.url else ("header_variables",)
         idle = [key for key in unused_keys if getattr(self, key)]
         if idle:
             raise UserError(f"{', '.join(idle)} would do nothing for a server with a {way}; remove it")
@@ -150,12 +150,12 @@ class MCP(ToolProvider):
 
     def _select_tools(self, available: Sequence[Tool]) -> list[Tool]:
         names = [tool.name for tool in available]
-        missing = sorted(set(self.only) - set(names))
+        missing = sorted(set(self.allowed_tools) - set(names))
         if missing:
             shown_names = ", ".join(single_line(name[:MAX_NAME_CHARACTERS]) for name in names[:MAX_SHOWN_NAMES])
             more = f" and {len(names) - MAX_SHOWN_NAMES:,} more" if len(names) > MAX_SHOWN_NAMES else ""
             raise UserError(f"the server has no tool {', '.join(missing)}; it has {shown_names}{more}")
-        return [tool for tool in available if not self.only or tool.name in self.only]
+        return [tool for tool in available if not self.allowed_tools or tool.name in self.allowed_tools]
 
 
 class SharedServer(StatelessSource):
@@ -424,7 +424,7 @@ async def _build_client(settings: MCP, stack: AsyncExitStack, limiter: ServerTra
     command = [sys.executable, "-I", "-S", str(SUBREAPER), str(os.getpid()), *settings.command]
     variables = {name: _read_variable(name) for name in settings.env_variables}
     environment = {**get_default_environment(), **variables, **subprocess_env(settings.folder)}
-    errors = stack.enter_context(open(settings.log or os.devnull, "a", encoding="utf-8"))  # noqa: PTH123, SIM115
+    errors = stack.enter_context(open(settings.log_file or os.devnull, "a", encoding="utf-8"))  # noqa: PTH123, SIM115
     return Client(standard_streams(command, environment, settings.folder or None, errors, limiter))
 
 
@@ -532,16 +532,10 @@ def _is_repeated(structured: object, content: Sequence[ContentBlock]) -> bool:
     texts = [block.text for block in content if block.type == "text"]
     wrapped = isinstance(structured, dict) and list(structured) == ["result"]
     structured_forms = [structured, structured["result"]] if wrapped and isinstance(structured, dict) else [structured]
-    text_forms = [[_parse_value(text) for text in texts], texts, *map(_parse_value, texts), *texts, "\n".join(texts)]
+    parsed = [parse_json_text(text) for text in texts]
+    text_forms = [parsed, texts, *parsed, *texts, "\n".join(texts)]
     return any(
         structured_form == text_form and type(structured_form) is type(text_form)
         for structured_form in structured_forms
         for text_form in text_forms
     )
-
-
-def _parse_value(text: str) -> object:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text

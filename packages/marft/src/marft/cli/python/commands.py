@@ -190,7 +190,7 @@ def evaluate(
     shuffle_messages: bool = False,
     attempts: int = 0,
     scenarios: str | Path | None = None,
-    again: bool = False,
+    rerun: bool = False,
     reorganized: str | Path | Mapping[str, Any] | None = None,
     program: Callable[..., Any] | None = None,
     given: Iterable[Any] = (),
@@ -209,7 +209,7 @@ def evaluate(
         shuffle_messages: also evaluate with messages taken from other tasks.
         attempts: attempts at each task; 0: the recipe's. Several attempts give pass@k.
         scenarios: file with frozen scenarios, in place of modes, tasks and attempts.
-        again: ignore saved results and play again.
+        rerun: ignore saved results and play again.
         reorganized: another team for the trained agents: a file, or its tables with a ``name`` (docs: reorganization).
         program: function that acts as the team, as in :func:`train`.
         given: as in :func:`load_recipe`.
@@ -247,7 +247,7 @@ def evaluate(
                 reorganized=changed,
             ),
             lambda _=None: None,
-            storage=StorageOptions(folder.evaluations, bool(again)) if folder else None,
+            storage=StorageOptions(folder.evaluations, bool(rerun)) if folder else None,
         )
 
 
@@ -351,7 +351,7 @@ def explain_file_errors() -> Iterator[None]:
     silence_transformers()
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # its chain of causes may hold a file error
         message = explain_file_error(error)
         if not message:
             raise

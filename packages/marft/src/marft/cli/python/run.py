@@ -141,4 +141,4 @@ class Run:
         from marft.evaluation.report import write_report
 
         write_report(self.folder)
-        return self.folder.report
+        return self.folder.report_path

@@ -150,7 +150,7 @@ CATALOG: dict[str, list[Metric]] = {
         Metric("gateway/idle_timeouts", "overdue", "how often others were sampled without a program that asked for "
                "nothing in team.idle_timeout_seconds", ".0f", better="lower", hide_zero=True,
                hint="raise it, or let the program say that it waits: a run is then the same again"),
-        Metric("tool_rate", "uses tools", "share of actions that call a tool", ".0%", scopes=TEAM_AND_AGENT),
+        Metric("tool_use_rate", "uses tools", "share of actions that call a tool", ".0%", scopes=TEAM_AND_AGENT),
         Metric("tool_calls", "calls", "calls of tools", ".0f", scopes=TEAM_AND_AGENT),
         Metric("tool_errors", "failed calls", "calls that could not be read, or failed", ".0f", scopes=TEAM_AND_AGENT,
                better="lower", hint="`marft show` has the answers that agents got"),
@@ -160,8 +160,8 @@ CATALOG: dict[str, list[Metric]] = {
         Metric("helper_call_rate", "asks helpers", "share of actions that ask a helper in the middle of a turn", ".0%",
                scopes=TEAM_AND_AGENT),
         Metric("helper_calls", "questions", "questions to helpers", ".0f", scopes=TEAM_AND_AGENT),
-        Metric("helper_tokens", "helpers' tokens", "tokens of helpers' replies in agents' turns, and of what teammates "
-               "began", ".0f", "tokens", TEAM_AND_AGENT),
+        Metric("teammate_tokens", "teammates' tokens", "tokens of helpers' replies in agents' turns, and of what "
+               "teammates began", ".0f", "tokens", TEAM_AND_AGENT),
         Metric("forks", "forks", "episodes played again from one action on", ".0f"),
         Metric("forks_failed", "forks failed", "forks that could not be scored", ".0f", better="lower",
                hint="environment or organization do not do the same again under the same seed"),
@@ -334,7 +334,7 @@ CATALOG: dict[str, list[Metric]] = {
         Metric("gradient_norm", "gradient norm", "before clipping, mean over optimizer steps", ".3f",
                scopes=("team", "policy")),
         Metric("learning_rate", "rate", "of this step", ".1e", scopes=("policy",)),
-        Metric("idle_phases", "idle phases", "share of phases whose policies had no actions"),
+        Metric("idle_phase_fraction", "idle phases", "share of phases whose policies had no actions"),
         Metric("team_kl", "team KL", "from the joint policy that the step began with, after it, k3, an environment "
                "step", ".4f", "nats"),
         Metric("accepted_fraction", "accepted", "how much of an update was kept (HATRPO, team_kl)", better="higher",

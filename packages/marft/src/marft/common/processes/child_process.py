@@ -89,7 +89,7 @@ class ChildProcess:
     def close(self) -> None:
         """Terminate the process and wait for its end."""
         self.end()
-        self.outcome()
+        self.wait_for_exit()
         self.socket.close()
 
     def share_folder(self, folder: Path) -> str:
@@ -99,11 +99,8 @@ class ChildProcess:
     def release_folder(self, folder: Path) -> None:
         """No-op: a local process uses the folder directly."""
 
-    def outcome(self) -> str:
-        """Return how the process ended: its exit status or signal.
-
-        Wait ``END_SECONDS`` for the end, then terminate the process.
-        """
+    def wait_for_exit(self) -> str:
+        """Wait ``END_SECONDS`` for the process's end, then terminate it → how it ended: exit status or signal."""
         try:
             status = self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""Process starters and the interface to a started process, on this machine or on others."""
+"""Process launchers and the interface to a started process, on this machine or on others."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class ProcessHandle(Protocol):
         """Terminate the process and wait for its end."""
         ...
 
-    def outcome(self) -> str:
-        """Return how the process ended: its exit status or signal."""
+    def wait_for_exit(self) -> str:
+        """Wait for the process's end, or terminate it after a few seconds → how it ended: exit status or signal."""
         ...
 
     def share_folder(self, folder: Path) -> str:
@@ -52,7 +52,7 @@ class ProcessHandle(Protocol):
 
 
 class Launcher(Protocol):
-    """Process starter. Close it after all its processes have ended."""
+    """Process launcher. Close it after all its processes have ended."""
 
     def start(self, name: str, command: Command, *, quiet: bool = False, slot: int = 0) -> ProcessHandle:
         """Start a process.
@@ -66,7 +66,7 @@ class Launcher(Protocol):
 
         Raises:
             ValueError: the process cannot run in this slot.
-            NoRoomError: no resources became free in time.
+            NoResourcesError: no resources became free in time.
             RunError: the process was lost immediately.
         """
         ...
@@ -103,7 +103,7 @@ def start_all(launcher: Launcher, names: Sequence[str], command: Command) -> lis
 
 
 class LocalLauncher:
-    """Starter on this machine, without a limit on processes."""
+    """Launcher on this machine, without a limit on processes."""
 
     def start(self, name: str, command: Command, *, quiet: bool = False, slot: int = 0) -> ChildProcess:  # noqa: ARG002
         """Start a process on this machine."""

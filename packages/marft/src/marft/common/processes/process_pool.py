@@ -23,23 +23,23 @@ END_SECONDS = 5.0  # timeout in seconds for a process to end after it has closed
 MAX_ERROR_LENGTH = 500  # maximum length of an error, in characters
 
 
-class RequestError(Exception):
+class HelperRequestError(Exception):
     """Request without an answer."""
 
 
-class NotStartedError(RequestError):
+class NotStartedError(HelperRequestError):
     """Helper process that did not start."""
 
 
-class RequestTimeoutError(RequestError):
+class RequestTimeoutError(HelperRequestError):
     """Request that exceeded its time limit."""
 
 
-class RequestFailedError(RequestError):
+class RequestFailedError(HelperRequestError):
     """Request that raised an error: ``ValueError: why``."""
 
 
-class ProcessExitedError(RequestError):
+class ProcessExitedError(HelperRequestError):
     """Helper process that ended before its answer.
 
     Args:
@@ -73,7 +73,7 @@ class ProcessPool:
             seconds: wall-clock time limit for the request itself.
 
         Raises:
-            HelperError: the request has no answer; its process is killed.
+            HelperRequestError: the request has no answer; its process is killed.
         """
         process = self._free.get()
         try:
@@ -116,7 +116,7 @@ class _Process:
         self._out: IO[str] = self._process.stdout
         try:
             self._read(START_SECONDS)
-        except RequestError as error:
+        except HelperRequestError as error:
             self.kill()
             raise NotStartedError(f"{module} did not start: it {error}") from error
 
@@ -129,7 +129,7 @@ class _Process:
         """Send a request and return its answer.
 
         Raises:
-            HelperError: the process ended, the request timed out, or the request raised an error.
+            HelperRequestError: the process ended, the request timed out, or the request raised an error.
         """
         try:
             self._in.write(json.dumps(payload) + "\n")

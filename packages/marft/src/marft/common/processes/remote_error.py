@@ -5,7 +5,6 @@ from __future__ import annotations
 import traceback
 from dataclasses import dataclass
 
-from marft.common.error_origin import describe_error
 from marft.common.errors import RunError, UserError
 
 
@@ -31,6 +30,9 @@ class RemoteError:
     @staticmethod
     def from_error(error: BaseException) -> RemoteError:
         """Serialize an exception."""
+        # imported late: engines on another Python import this module
+        from marft.common.error_origin import describe_error
+
         kind = "run" if isinstance(error, RunError) else "fault"
         if isinstance(error, UserError):
             kind = "value"

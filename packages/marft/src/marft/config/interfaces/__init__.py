@@ -1,1 +1,1 @@
-"""Base classes of plugins: one file a kind, with the types that the methods of the kind take and return."""
+"""Base classes of plugins: one file per kind, with the types of its methods."""

@@ -21,7 +21,7 @@ class Channel(Plugin, ABC, kind="channels", label="a channel"):
     """Base class for communication channels between an action and its readers."""
 
     @abstractmethod
-    def carry(self, messages: Sequence[Message]) -> Sequence[Message | None]:
+    def transform(self, messages: Sequence[Message]) -> Sequence[Message | None]:
         """Transform the messages for one agent, oldest first.
 
         The result has one entry per message; None hides the message from the agent.

@@ -35,14 +35,14 @@ class Values:
     """V at every decision, in the row order of :func:`flatten_actions`.
 
     >>> values = Values(actions=[np.array([0.5]), np.array([0.7])], bootstrap=[{}, {"planner": 0.9, "coder": 0.4}])
-    >>> values.final(0), values.final(1), values.final(1, "coder")
+    >>> values.final_value(0), values.final_value(1), values.final_value(1, "coder")
     (0.0, 0.9, 0.4)
     """
 
     actions: Sequence[Floats]  # each [1] at action level, [sampled tokens] at token level
     bootstrap: Sequence[Mapping[str, float]] = ()  # [E] final value by agent; empty unless truncated
 
-    def final(self, episode: int, agent: str = "") -> float:
+    def final_value(self, episode: int, agent: str = "") -> float:
         """Return V at the end of an episode for an agent; 0 unless truncated.
 
         The default agent is the first agent that decided in the last step.
@@ -141,7 +141,7 @@ class CreditOutput:
 class Credit(Plugin, ABC, kind="credits", label="a credit", together=("state_dict", "load_state_dict")):
     """Base class for credit assignment: inputs → advantages and returns of every decision.
 
-    Class attributes are what the credit needs of a recipe.
+    Class attributes declare the requirements on a recipe.
     """
 
     needs_critic: ClassVar[bool] = False

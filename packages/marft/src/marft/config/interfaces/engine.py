@@ -9,13 +9,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from marft.common.types import ActionKey, Choice, Completion, Option, Prompt, SamplingParams, VersionRange
 from marft.config.plugins import Plugin
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
 
     from marft.config.run import RunSettings
 
@@ -49,6 +51,37 @@ class Weights(Protocol):
 
     def parameters(self) -> Mapping[str, Tensor]:
         """Return the trained tensors by name."""
+
+
+class LoadedPolicy(Weights, Protocol):
+    """Policy of a run with its tokenizer."""
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Tokenizer of the policy's model."""
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Token ids that end a turn."""
+
+    @property
+    def context(self) -> int:
+        """Maximum tokens of prompt and action together."""
+
+
+class LoadedModels(Protocol):
+    """Models and policies that a run has loaded."""
+
+    @property
+    def policies(self) -> Mapping[str, LoadedPolicy]:
+        """Policies by name."""
+
+    @property
+    def base_paths(self) -> Mapping[str, str]:
+        """Path or Hub name of each local model, by its name in the recipe."""
+
+    def save_policy(self, name: str, folder: Path) -> None:
+        """Save a policy's adapter, or its whole model, to a folder."""
 
 
 class Engine(Sampler, Protocol):
@@ -98,12 +131,12 @@ class EngineFactory(Plugin, ABC, kind="engines", label="an engine", tag="kind"):
         return 0.0
 
     @abstractmethod
-    def open(self, run: RunSettings, models: Any, policies: Sequence[str], thread: Executor) -> Engine:
+    def open(self, run: RunSettings, models: LoadedModels, policies: Sequence[str], thread: Executor) -> Engine:
         """Open an engine for ``policies``.
 
         Args:
             run: the whole recipe.
-            models: loaded models and policies (:class:`marft.models.policy_registry.PolicyRegistry`).
+            models: the run's models and policies.
             policies: names of the local policies that the engine samples.
             thread: executor for the engine's local tensor work, on the thread that waits for the engine.
         """

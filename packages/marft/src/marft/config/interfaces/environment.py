@@ -104,7 +104,7 @@ class Environment(Plugin, ABC, kind="environments", label="an environment"):
         return None
 
     @property
-    def episode_limit(self) -> int:
+    def max_episode_steps(self) -> int:
         """Maximum steps in an episode; 0: the run's limit applies."""
         return int(self.one_step)
 

@@ -88,7 +88,7 @@ class Memory(Protocol):
     """
 
     @property
-    def size(self) -> int:
+    def size_bytes(self) -> int:
         """Size in bytes."""
         ...
 
@@ -123,7 +123,7 @@ class MemorySystem(Plugin, ABC, kind="memories", label="a memory system"):
     )
 
     @abstractmethod
-    def begin(self, count: TokenCounter) -> Memory:
+    def create_memory(self, count: TokenCounter) -> Memory:
         """Return an empty memory of at most ``entry_bytes`` bytes.
 
         Args:

@@ -68,6 +68,6 @@ class Objective(Plugin, ABC, kind="objectives", label="an objective"):
         """Clip distance below ratio 1; 0: no clip."""
         return 0.0
 
-    def scaled(self, scale: float) -> Self:  # noqa: ARG002
+    def with_clip_scale(self, scale: float) -> Self:  # noqa: ARG002
         """Return the objective with its clip width multiplied by ``scale``."""
         return self

@@ -3,11 +3,76 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
-from marft.common.types import JointAction, Observation, Task
+from marft.common.types import Action, AgentProfile, JointAction, Normalization, Observation, Task
 from marft.config.plugins import Plugin
+
+
+@dataclass(frozen=True, slots=True)
+class MessageOverride:
+    """Action passed on with a different text: an excerpt instead of the whole message."""
+
+    action: Action
+    text: str
+
+
+VisibleAction = Action | MessageOverride
+
+
+class AgentHandle(Protocol):
+    """Handle to an agent in one step: ``await agents.coder(observation, sees=[plan])`` requests one decision."""
+
+    @property
+    def role(self) -> str:
+        """The agent's role."""
+
+    @property
+    def profile(self) -> AgentProfile:
+        """The agent's profile."""
+
+    async def __call__(
+        self, observation: Observation, sees: Sequence[VisibleAction] = (), begins: Action | None = None
+    ) -> Action:
+        """Act once.
+
+        Args:
+            sees: the actions, or excerpts of actions, that this action depends on. The agent sees exactly these, and
+                the action records them.
+            begins: an action whose text starts the agent's own turn; the agent continues it. Both policies must have
+                the same tokenizer.
+        """
+        ...
+
+    async def choose(
+        self,
+        observation: Observation,
+        options: Sequence[str],
+        sees: Sequence[VisibleAction] = (),
+        normalisation: Normalization = "tokens",
+    ) -> Action:
+        """Choose one option by the probability of its text, normalized by Z (TWOSOME).
+
+        The choice is one decision and is trained like any other.
+
+        Raises:
+            UserError: ``options`` is empty or contains duplicates.
+        """
+        ...
+
+
+class Agents(Protocol):
+    """Agent handles of a team: ``agents.planner``, ``agents["planner"]``, or iterate in the recipe's order."""
+
+    def __getitem__(self, role: str) -> AgentHandle: ...
+
+    def __getattr__(self, role: str) -> AgentHandle: ...
+
+    def __iter__(self) -> Iterator[AgentHandle]: ...
+
+    def __len__(self) -> int: ...
 
 
 class Organization(
@@ -25,12 +90,12 @@ class Organization(
     own_timeout: ClassVar[bool] = False  # the organization itself ensures that a step ends, even if no agent responds
 
     @abstractmethod
-    async def act(self, observation: Observation, agents: Any) -> JointAction:
+    async def act(self, observation: Observation, agents: Agents) -> JointAction:
         """Run one environment step: request actions from agents and select the answer.
 
         Args:
             observation: observation of the environment.
-            agents: handles of the agents that may act in this step (:class:`marft.agents.agents.Agents`).
+            agents: handles of the agents that may act in this step.
         """
 
     def open(self, task: Task, seed: int) -> Organization:  # noqa: ARG002
@@ -50,7 +115,7 @@ class Organization(
         """True if the organization itself rewards an answer."""
         return False
 
-    def answer_role(self, candidates: Sequence[str]) -> str:  # noqa: ARG002
+    def sole_answer_role(self, candidates: Sequence[str]) -> str:  # noqa: ARG002
         """Return the role whose only action in a step is the answer, so that the answer can be streamed.
 
         Return "" if the role is not known in advance.

@@ -60,7 +60,7 @@ class UpdateSchedule(Plugin, ABC, kind="schedules", label="a schedule", together
         ratio_limit: ClassVar[float]  # required
 
     @abstractmethod
-    def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> Iterable[UpdatePhase]:
+    def plan_phases(self, progress: Progress, policies: Sequence[str], seed: int) -> Iterable[UpdatePhase]:
         """Yield the phases of a training step.
 
         Args:

@@ -1,4 +1,4 @@
-"""Tools: what ``[tools]`` names, and the connected source behind it."""
+"""Tools: providers named under ``[tools]``, and their connected sources."""
 
 from __future__ import annotations
 

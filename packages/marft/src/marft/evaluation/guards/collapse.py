@@ -26,7 +26,7 @@ def check_kl(history: History, settings: GuardSettings) -> GuardAlert | None:
             return GuardAlert(
                 f"{role}: each of the last {settings.window} steps moved it by {least:.2g} nats a token or more: it is "
                 "learning from samples of policies that it no longer is; lower algorithm.optimizer.learning_rate",
-                series.step_before(settings.window),
+                series.step_before_window(settings.window),
             )
     return None
 
@@ -83,7 +83,7 @@ def check_entropy_spike(history: History, settings: GuardSettings) -> GuardAlert
                 f"{role}: its entropy went from {first:.2g} to {least:.2g} nats a token or more, for "
                 f"{settings.window} steps: its text is dissolving; lower algorithm.optimizer.learning_rate, or "
                 "algorithm.entropy_coefficient where it is not 0",
-                series.step_before(settings.window),
+                series.step_before_window(settings.window),
             )
     return None
 
@@ -111,7 +111,7 @@ def check_entropy_collapse(history: History, settings: GuardSettings) -> GuardAl
                 f"{role}: its entropy went from {first:.2g} to {max_entropy:.2g} nats a token, and {name} did not "
                 "rise: it has stopped to try anything; raise algorithm.entropy_coefficient or its "
                 "sampling.temperature, or lower algorithm.optimizer.learning_rate",
-                series.step_before(window),
+                series.step_before_window(window),
             )
     return None
 
@@ -136,6 +136,6 @@ def check_gradient(history: History, settings: GuardSettings) -> GuardAlert | No
                 f"policies.{policy}: its gradient norm went from {largest:.2g} at most to {median:.2g}, over {window} "
                 "steps: it is leaving where its loss means anything; lower its learning_rate or "
                 "algorithm.optimizer.max_gradient_norm",
-                series.step_before(window),
+                series.step_before_window(window),
             )
     return None

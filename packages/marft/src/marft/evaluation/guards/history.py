@@ -58,7 +58,7 @@ class Series:
         means: Floats = (sums[window:] - sums[:-window]) / window
         return means
 
-    def step_before(self, window: int) -> int:
+    def step_before_window(self, window: int) -> int:
         """Return the step before the newest window."""
         return self.steps[-window] - 1
 
@@ -124,7 +124,7 @@ class History:
         """Return the agents with a reward term of their own."""
         return {name.split("/")[1] for name in self._series if self._is_agent_term(name)}
 
-    def terms(self) -> list[str]:
+    def reward_term_names(self) -> list[str]:
         """Return the metric names of the reward terms, for the team and for each agent."""
         return [name for name in self._series if name.startswith(TERM_PREFIX) or self._is_agent_term(name)]
 
@@ -228,7 +228,7 @@ def find_drifts(history: History, metric: str, window: int) -> Iterator[Drift]:
     for owner, series in history.current_by_owner("agents", metric, 2 * window):
         first, last = float(series.values[:window].mean()), float(series.values[-window:].mean())
         if abs(last - first) > series.noise_limit(MIN_STANDARD_ERRORS, window):
-            yield Drift(owner, first, last, series.step_before(window))
+            yield Drift(owner, first, last, series.step_before_window(window))
 
 
 @dataclass(frozen=True, slots=True)

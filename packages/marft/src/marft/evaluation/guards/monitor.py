@@ -53,20 +53,16 @@ class GuardMonitor:
 
     Args:
         rows: rows of the previous steps.
-        note: receives messages about the run.
-        on_alert: called with the step, the guard's name and the sentence of a finding that is new in this step. None
-            passes the finding to ``note``.
+        on_alert: called with the step, the guard's name and the sentence of a finding that is new in this step.
     """
 
     def __init__(
         self,
         settings: GuardSettings,
         rows: Iterable[Row],
-        note: Callable[[str], None],
-        on_alert: Callable[[int, str, str], None] | None = None,
+        on_alert: Callable[[int, str, str], None] = lambda *_: None,
     ) -> None:
-        self._settings, self._note = settings, note
-        self._on_alert = on_alert or (lambda step, _, sentence: note(f"step {step}: {sentence}"))
+        self._settings, self._on_alert = settings, on_alert
         self._history = History()
         self._active: set[str] = set()
         for row in rows:
@@ -93,13 +89,14 @@ class GuardMonitor:
         """Return the factor for all learning rates if the run is rolled back now."""
         return collapse.rollback_lr_factor(self._history, self._settings)
 
-    def roll_back(self, step: int) -> None:
-        """Roll back the history to ``step``, and report the rollback."""
-        self._note(
+    def roll_back(self, step: int) -> str:
+        """Roll back the history to ``step``, and return a message about the rollback."""
+        message = (
             f"step {self._history.step}: the run goes back to the checkpoint of step {step}, and on from there with "
             f"learning rates {self.learning_rate_factor():.2g} times what they were"
         )
         self._roll_back_history(step)
+        return message
 
     def _roll_back_history(self, step: int) -> None:
         self._history.roll_back(step)
@@ -112,9 +109,9 @@ class GuardMonitor:
 def replay_messages(settings: GuardSettings, rows: Sequence[Row]) -> list[str]:
     """Return the messages of the guards for the steps of a metrics log."""
     messages: list[str] = []
-    monitor = GuardMonitor(settings, (), messages.append)
+    monitor = GuardMonitor(settings, (), lambda step, _, sentence: messages.append(f"step {step}: {sentence}"))
     for row in rows:
         monitor.check(row)
         if (back := row.get(ROLLBACK_KEY)) is not None:
-            monitor.roll_back(int(back))
+            messages.append(monitor.roll_back(int(back)))
     return messages

@@ -33,7 +33,7 @@ def check_term(history: History, settings: GuardSettings) -> GuardAlert | None:
     if not len(deviations) or has_better_accuracy(history, window) is not False:
         return None
     deviation = float(np.sqrt(np.mean(deviations**2)))
-    for term in history.terms():
+    for term in history.reward_term_names():
         series = history.current_series(term, 2 * window)
         if series is None:
             continue
@@ -44,7 +44,7 @@ def check_term(history: History, settings: GuardSettings) -> GuardAlert | None:
                 f"{_describe_term(term)} went from {means[0]:.2g} to {means[-1]:.2g} while no more is solved: the team "
                 "earns by it without solving anything; look at episodes that it pays most (`marft show RUN`), and "
                 "lower its weight or close its loophole",
-                series.step_before(window),
+                series.step_before_window(window),
             )
     return None
 

@@ -38,7 +38,7 @@ def check_length(history: History, settings: GuardSettings) -> GuardAlert | None
                 f"{role}: its actions went from {first:.1f} to {last:.1f} tokens, over {window} steps each, and no "
                 "more is solved for it: look at what it writes (`marft show RUN`), and at which term pays for length; "
                 "truncation, a length penalty or algorithm.reward may stop it",
-                series.step_before(window),
+                series.step_before_window(window),
             )
     return None
 
@@ -181,6 +181,6 @@ def check_dependence(history: History, settings: GuardSettings) -> GuardAlert | 
                     f"{role}: what its text owes to {source} went from {first:.2f} to {last:.2f} nats a token: "
                     "it answers whatever it is asked or told; look at which term pays for that (`marft show RUN`), and "
                     "reward only what depends on the task",
-                    series.step_before(settings.window),
+                    series.step_before_window(settings.window),
                 )
     return None

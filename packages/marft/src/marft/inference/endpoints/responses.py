@@ -13,6 +13,7 @@ from marft.common.errors import UserError
 from marft.common.types import FinishReason, ToolCall
 from marft.common.usage import Usage
 from marft.config.endpoint import EndpointSettings
+from marft.config.load import first_problem
 from marft.config.secrets import mask_values
 
 TokenCount = Annotated[int, Field(ge=0, lt=2**31)]
@@ -79,9 +80,7 @@ def parse_body(content: bytes) -> ResponseBody:
     try:
         return ResponseBody.model_validate_json(content)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        location = ".".join(map(str, first["loc"]))
-        raise UserError(f"{location + ': ' if location else ''}{first['msg']}") from error
+        raise UserError(first_problem(error)) from error
 
 
 def compute_usage(body: ResponseBody, settings: EndpointSettings, retries: int) -> Usage:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +16,13 @@ from transformers import PreTrainedTokenizerBase
 
 from marft.common import seeds
 from marft.common.errors import RowFailedError, RunError
-from marft.common.processes.child_process import KILLED, Command
+from marft.common.log import get_logger
+from marft.common.processes.child_process import Command
+from marft.common.processes.connection import AsyncConnection
 from marft.common.processes.launcher import Launcher, LocalLauncher, ProcessHandle
+from marft.common.processes.messages import Completed
+from marft.common.processes.remote_error import RemoteError
+from marft.common.processes.supervisor import Supervisor
 from marft.common.processes.weight_transfer import WeightTransfer
 from marft.common.texts import cut_at_stop
 from marft.common.token_data import GrammarMasks
@@ -31,11 +35,9 @@ from marft.inference.grammar_masking import GrammarMasker, add_masks, check_same
 from marft.inference.subprocess_engine.messages import (
     FROM_ENGINE,
     CancelRequest,
-    CommandCompleted,
-    Connection,
     EngineInit,
+    EngineReady,
     LoadCommand,
-    Ready,
     Rejected,
     RequestFailed,
     SampleRequest,
@@ -46,12 +48,11 @@ from marft.inference.subprocess_engine.messages import (
 )
 from marft.models.control_tokens import decode_text
 
+logger = get_logger(__name__)
 MAX_CRASHES = 3  # consecutive crashes without an answer in between
-MAX_STARTS = 8  # limit if the process was killed, which may also happen during startup
 MAX_SEED = 2**63 - 1
 POLL_SECONDS = 1.0  # interval between checks for a message, in seconds
 WARNING_SECONDS = 60.0  # seconds of silence before a warning
-MAX_LOG_LINES = 12  # lines of a crashed engine's output in the error message
 
 
 @dataclass(slots=True, eq=False)
@@ -167,7 +168,7 @@ class SubprocessEngine:
         policies: by name.
         seed: seed of the run.
         timeout: timeout for messages from the process, in seconds.
-        starter: launches the process, and closes with the engine; None: on this machine.
+        launcher: starts the process, and closes with the engine; None: on this machine.
 
     Raises:
         RunError: raised by every request after three crashes or eight kills of the process without an answer in
@@ -183,11 +184,12 @@ class SubprocessEngine:
         *,
         seed: int,
         timeout: float,
-        starter: Launcher | None = None,
+        launcher: Launcher | None = None,
     ) -> None:
-        self.name, self.command, self.init_message, self.policies = name, command, init_message, policies
+        self.name, self.init_message, self.policies = name, init_message, policies
         self.seed, self.timeout = seed, timeout
-        self.starter = starter or LocalLauncher()
+        self.launcher = launcher or LocalLauncher()
+        self._supervisor = Supervisor(self.launcher, name, command, quiet=True, max_crashes=MAX_CRASHES)
         self.program = self._grammar_version = ""  # program name, set once the process is ready
         self._detokenizers = {
             policy_name: detokenizer_factory(policy.tokenizer, policy.stop_ids)
@@ -204,8 +206,6 @@ class SubprocessEngine:
         self._pending: dict[int, PendingRequest] = {}
         self._last_id = 0
         self._ready: asyncio.Future[None] | None = None
-        self._restarts = 0
-        self._exit_reasons: list[str] = []  # reasons for process exits since the last answer
         self._sampled_tokens = self._prompt_tokens = 0
         self._error: BaseException | None = None
         self._startup_task: asyncio.Task[None] | None = None
@@ -308,14 +308,15 @@ class SubprocessEngine:
         return {
             "sampled_tokens": float(self._sampled_tokens),
             "prefill/prompt_tokens": float(self._prompt_tokens),
-            ENGINE_RESTARTS: float(self._restarts),
+            ENGINE_RESTARTS: float(self._supervisor.exit_count),
         }
 
     async def close(self) -> None:
         """Terminate the process and remove its folder."""
+        self._supervisor.close()
         self._monitor_task.cancel()
         await asyncio.gather(self._monitor_task, return_exceptions=True)
-        await asyncio.to_thread(self.starter.close)
+        await asyncio.to_thread(self.launcher.close)
         await asyncio.to_thread(self._weight_transfer.close)
 
     # requests
@@ -396,30 +397,24 @@ class SubprocessEngine:
 
     async def _monitor(self) -> None:
         """Keep a process running, until the task is cancelled or processes exit too often in a row."""
-        last_output = ""
+        supervisor = self._supervisor
         try:
-            while (
-                len(self._exit_reasons) < MAX_STARTS
-                and sum(reason != KILLED for reason in self._exit_reasons) < MAX_CRASHES
-            ):
-                self._child = child = await asyncio.to_thread(self.starter.start, self.name, self.command, quiet=True)
+            while supervisor.may_start:
+                self._child = child = await supervisor.start()
                 try:
                     stop_reason = await self._handle_messages(child)
                 finally:
                     self._ready = None
                     await asyncio.to_thread(child.close)
-                self._restarts += 1
-                self._exit_reasons.append(stop_reason or child.outcome())
-                output = "\n".join(list(child.output_tail)[-MAX_LOG_LINES:])
-                last_output = f"{'; the last that it said:' if output else ''}\n{output}".rstrip()
-            self._fail_all(RunError(f"{self.name}: its process {self._exit_reasons[-1]}{last_output}"))
+                supervisor.record_exit(stop_reason or child.wait_for_exit(), child.output_tail)
+            self._fail_all(RunError(f"{self.name}: its process {supervisor.last_exit}"))
         except RunError as error:
             self._fail_all(error)
 
     async def _handle_messages(self, child: ProcessHandle) -> str:
         """Handle messages from a process; return the reason for its termination, or "" if the process exited."""
         self._ready = _new_future()
-        self._connection = await Connection.from_socket(child.socket, FROM_ENGINE)
+        self._connection = await AsyncConnection.from_socket(child.socket, FROM_ENGINE)
         self._connection.send(self.init_message)
         next_message, idle_seconds = asyncio.ensure_future(self._connection.receive()), 0.0
         try:
@@ -444,7 +439,7 @@ class SubprocessEngine:
         return f"said nothing for {self.timeout:g} s (engine.timeout_seconds), and was ended"
 
     def _warn_no_response(self) -> None:
-        logging.getLogger("marft").warning(
+        logger.warning(
             "%s has said nothing for %g s; after %g s it is started again", self.name, WARNING_SECONDS, self.timeout
         )
 
@@ -453,19 +448,21 @@ class SubprocessEngine:
 
     def _handle(self, message: object) -> None:
         match message:
-            case Ready(program, grammar_version):
+            case EngineReady(_, program, grammar_version):
                 self.program, self._grammar_version = program, grammar_version
                 self._startup_task = asyncio.create_task(self._initialize())
-            case CommandCompleted(number):
+            case Completed(number):
                 loaded = self._pending_commands.pop(number, None)
                 if loaded and not loaded.done():
                     loaded.set_result(None)
             case RequestFailed(number, reason):
                 self._fail_request(number, RowFailedError(reason))
             case Rejected(number, reason):
-                self._reject(number, reason)
+                self._fail_request(number, RunError(f"{self.name}: {reason}"))
+            case RemoteError(reason):
+                raise RunError(f"{self.name}: {reason}")
             case TokenChunk() | ScoreResponse():
-                self._exit_reasons.clear()
+                self._supervisor.reset()
                 request = self._pending.get(message.number)
                 if request is None or request.result.done():
                     return
@@ -509,12 +506,6 @@ class SubprocessEngine:
                 torch.cuda.empty_cache()  # memory cached by the learner becomes available to the engine
             self._last_sleep = SleepCommand(self._next_id(), sleep)
             await self._run_command(self._last_sleep, self._last_sleep.number)
-
-    def _reject(self, number: int, reason: str) -> None:
-        error = RunError(f"{self.name}: {reason}")
-        if number < 0:
-            raise error
-        self._fail_request(number, error)
 
     def _fail_request(self, number: int, error: Exception) -> None:
         request = self._pending.get(number)

@@ -17,6 +17,7 @@ from marft.common.processes.child_process import python_command
 from marft.common.processes.launcher import Launcher
 from marft.config.bundled import resolve_path
 from marft.config.interfaces.engine import Engine
+from marft.config.models import VLLM_LORA_RANKS
 from marft.config.run import RunSettings
 from marft.config.secrets import fill_variables
 from marft.config.sections import find_cluster, open_launcher
@@ -39,7 +40,6 @@ from marft.models.policy_registry import Policy, PolicyRegistry
 if TYPE_CHECKING:
     from marft.inference.engine_settings import Process, Vllm
 
-LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # LoRA ranks supported by vLLM
 LOCAL_SERVER = "marft.inference.subprocess_engine.local_server"
 
 
@@ -64,7 +64,7 @@ def open_process(
             own_policies,
             seed=run.seed,
             timeout=settings.timeout_seconds,
-            starter=make_engine_launcher(run, settings.device or run.device),
+            launcher=make_engine_launcher(run, settings.device or run.device),
         )
 
     return open_per_backbone(models, policies, thread, make_engine)
@@ -144,7 +144,7 @@ def _build_replicas(
             shared_policies,
             seed=run.seed,
             timeout=settings.timeout_seconds,
-            starter=make_engine_launcher(run, run.device),
+            launcher=make_engine_launcher(run, run.device),
         )
         for number, own_devices in enumerate(devices)
     ]
@@ -168,10 +168,10 @@ def vllm_init_message(settings: Vllm, run: RunSettings, models: PolicyRegistry, 
     """
     policies = [models.policies[name] for name in names]
     ranks = [policy.lora.rank for policy in policies if policy.adapter is not None]
-    supported_ranks = [rank for rank in LORA_RANKS if rank >= max(ranks, default=0)]
+    supported_ranks = [rank for rank in VLLM_LORA_RANKS if rank >= max(ranks, default=0)]
     if not supported_ranks:
         raise UserError(
-            f"engine: vllm has room for adapters of rank {LORA_RANKS[-1]}, and one of {names} has {max(ranks)}"
+            f"engine: vllm has room for adapters of rank {VLLM_LORA_RANKS[-1]}, and one of {names} has {max(ranks)}"
         )
     return EngineInit(
         resolve_path(models.base_paths[policies[0].base]),

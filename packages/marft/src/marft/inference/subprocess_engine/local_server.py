@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,6 +21,9 @@ import numpy as np
 import torch
 
 from marft.common.errors import EpisodeFailedError
+from marft.common.processes.connection import AsyncConnection
+from marft.common.processes.messages import Completed
+from marft.common.processes.remote_error import RemoteError
 from marft.common.token_data import Grammar
 from marft.common.types import ActionKey, Completion, Option, SamplingParams
 from marft.common.version import __version__
@@ -35,13 +39,10 @@ from marft.inference.subprocess_engine.messages import (
     NO_POSITIONS,
     TO_ENGINE,
     Bits,
-    CommandCompleted,
-    Connection,
     EngineInit,
+    EngineReady,
     Ids,
     Numbers,
-    Ready,
-    Rejected,
     RequestFailed,
     SampleRequest,
     ScoreRequest,
@@ -64,7 +65,7 @@ START_ERRORS = (ValueError, TypeError, RuntimeError, OSError, ImportError)
 class TokenStream:
     """Token stream for a request, with the number of tokens sent so far."""
 
-    connection: Connection
+    connection: AsyncConnection
     request: SampleRequest
     slot: PolicySlot
     sent_tokens: int = 0
@@ -104,15 +105,16 @@ def main(descriptor: int) -> None:
 
 
 async def _serve(client: socket.socket, thread: CallerThreadExecutor) -> None:
-    connection = await Connection.from_socket(client, TO_ENGINE)
+    connection = await AsyncConnection.from_socket(client, TO_ENGINE)
     init_message: EngineInit = await connection.receive()
     try:
         backbone, format = await asyncio.get_running_loop().run_in_executor(thread, _load_model, init_message)
     except START_ERRORS as error:
-        connection.send(Rejected(-1, str(error)))
+        connection.send(RemoteError(str(error), "run", ""))
+        await connection.drain()
         raise
     server = Server(connection, backbone, format, thread, init_message)
-    connection.send(Ready(f"MARFT {__version__}"))
+    connection.send(EngineReady(os.getpid(), f"MARFT {__version__}"))
     await server.serve()
 
 
@@ -138,7 +140,7 @@ class Server(EngineServer):
 
     def __init__(
         self,
-        connection: Connection,
+        connection: AsyncConnection,
         backbone: Backbone,
         format: TokenizerFormat,
         thread: CallerThreadExecutor,
@@ -181,7 +183,7 @@ class Server(EngineServer):
         if previous and self._is_outdated(previous):
             self._start_task(self._remove_adapter(previous))
         slot.loaded.set()
-        self.connection.send(CommandCompleted(slot.command.number))
+        self.connection.send(Completed(slot.command.number))
 
     def _replace_weights(self, folder: Path) -> None:
         load_weights(self.backbone, folder)

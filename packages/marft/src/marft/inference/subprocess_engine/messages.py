@@ -1,23 +1,16 @@
-"""Messages between a run and a subprocess engine, and their framing: JSON and plain arrays.
-
-A frame consists of the body length (8 bytes), the header length (4 bytes), the JSON header, and the arrays' bytes in
-order. The body length counts header and arrays. Both sides import this module: only numpy is required.
-"""
+"""Messages between a run and a subprocess engine. Both sides import this module: only NumPy is required."""
 
 from __future__ import annotations
 
-import asyncio
-import json
-import math
-import re
-import socket
-import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from marft.common.processes.messages import Completed, Ready
+from marft.common.processes.remote_error import RemoteError
 
 Ids = npt.NDArray[np.int32]
 Numbers = npt.NDArray[np.float32]
@@ -25,14 +18,6 @@ Bits = npt.NDArray[np.uint8]
 NO_IDS, NO_NUMBERS = np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float32)
 HEARTBEAT_SECONDS = 5.0  # interval between heartbeats
 NO_POSITIONS, NO_BITS = np.zeros(0, np.int32), np.zeros((0, 0), np.uint8)
-LENGTHS = struct.Struct(">QI")
-BUFFER_BYTES = 2**20  # read-ahead buffer, in bytes
-MAX_FRAME_BYTES = 2**32  # maximum size of a frame, in bytes
-ARRAY_DTYPES = re.compile(r"[<|][biuf]\d{1,2}")  # array data types, in numpy notation
-FIELD_TYPES: dict[str, type | tuple[type, ...]] = {
-    "int": int, "float": (int, float), "str": str, "bool": bool, "list[int]": list, "list[str]": list,
-    "Mapping[str, Any]": dict, "Ids": np.ndarray, "Numbers": np.ndarray,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,8 +51,8 @@ class EngineInit:
     sleep_mode: bool = False
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Ready:
+@dataclass(frozen=True, slots=True)
+class EngineReady(Ready):
     """Message from the engine: ready for requests."""
 
     program: str  # program name and version
@@ -92,15 +77,8 @@ class LoadCommand:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CommandCompleted:
-    """Message from the engine: a load or sleep command is complete."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class SleepCommand:
-    """Message to the engine: free the device memory, or allocate it again. The answer is Loaded.
+    """Message to the engine: free the device memory, or allocate it again. The answer is Completed.
 
     Args:
         number: id of this command, unique within the run.
@@ -208,100 +186,13 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rejected:
-    """Message from the engine: refusal of a command with a permanent failure.
-
-    The command would also fail after a restart.
-
-    Args:
-        number: id of the request; −1 if the message does not belong to a request.
-    """
+    """Message from the engine: the request is refused, and would also fail after a restart."""
 
     number: int
     reason: str
 
 
 TO_ENGINE = (EngineInit, LoadCommand, SleepCommand, SampleRequest, ScoreRequest, CancelRequest)
-FROM_ENGINE = (Ready, CommandCompleted, TokenChunk, ScoreResponse, Heartbeat, RequestFailed, Rejected)
-
-
-def encode_frame(message: object) -> bytes:
-    """Encode a dataclass with plain values and arrays as a frame."""
-    values = {field.name: getattr(message, field.name) for field in fields(message)}  # type: ignore[arg-type]
-    arrays = {name: np.ascontiguousarray(item) for name, item in values.items() if isinstance(item, np.ndarray)}
-    plain = {name: item for name, item in values.items() if name not in arrays}
-    shapes = {name: [item.dtype.str, item.shape] for name, item in arrays.items()}
-    head = json.dumps([type(message).__name__, plain, shapes]).encode()
-    body = b"".join([head, *(item.tobytes() for item in arrays.values())])
-    return LENGTHS.pack(len(body), len(head)) + body
-
-
-def decode_frame(body: bytes, size: int, kinds: dict[str, type]) -> Any:
-    """Decode a frame's body.
-
-    Args:
-        size: size of the header, in bytes.
-        kinds: accepted dataclasses, by name.
-
-    Raises:
-        ValueError: the body is not an accepted message.
-    """
-    try:
-        kind, plain, shapes = json.loads(body[:size])
-        offset, arrays = size, {}
-        for name, (dtype, shape) in shapes.items():
-            count = math.prod(shape)
-            if not ARRAY_DTYPES.fullmatch(dtype):
-                raise ValueError(f"numbers of the type {dtype!r:.40}")
-            arrays[name] = np.frombuffer(body, np.dtype(dtype), count, offset).reshape(shape)
-            offset += arrays[name].nbytes
-        if offset != len(body):
-            raise ValueError(f"{len(body) - offset} bytes too many")
-        message = kinds[kind](**plain, **arrays)
-        for field in fields(message):
-            if not isinstance(getattr(message, field.name), FIELD_TYPES.get(str(field.type), object)):
-                raise TypeError(f"{kind}.{field.name}")
-        return message
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
-        raise ValueError(f"no message that an engine and its run send each other: {error!r:.200}") from error
-
-
-class Connection:
-    """Connection between a run and an engine: one end.
-
-    Args:
-        kinds: message types accepted from the other end.
-    """
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kinds: tuple[type, ...]) -> None:
-        self._reader, self._writer = reader, writer
-        self._kinds = {kind.__name__: kind for kind in kinds}
-
-    @staticmethod
-    async def from_socket(connection: socket.socket, kinds: tuple[type, ...]) -> Connection:
-        """Open a connection over a socket."""
-        return Connection(*await asyncio.open_connection(sock=connection, limit=BUFFER_BYTES), kinds)
-
-    def send(self, message: object) -> None:
-        """Send a message; a closed connection drops the message."""
-        if not self._writer.is_closing():
-            self._writer.write(encode_frame(message))
-
-    async def receive(self) -> Any:
-        """Return the next message.
-
-        Raises:
-            EOFError: the other end has closed.
-            ValueError: the received frame is not a valid message.
-        """
-        try:
-            length, size = LENGTHS.unpack(await self._reader.readexactly(LENGTHS.size))
-            if not size <= length <= MAX_FRAME_BYTES:
-                raise ValueError(f"no message that an engine and its run send each other: {length} bytes")
-            body = await self._reader.readexactly(length)
-        except OSError as error:
-            raise EOFError from error
-        return decode_frame(body, size, self._kinds)
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._writer.close()
+FROM_ENGINE = (
+    EngineReady, Completed, TokenChunk, ScoreResponse, Heartbeat, RequestFailed, Rejected, RemoteError
+)  # fmt: skip  # a RemoteError ends the engine for good: a restart would also fail

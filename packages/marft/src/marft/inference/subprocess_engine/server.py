@@ -16,10 +16,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
+from marft.common.processes.connection import AsyncConnection
 from marft.inference.subprocess_engine.messages import (
     HEARTBEAT_SECONDS,
     CancelRequest,
-    Connection,
     Heartbeat,
     LoadCommand,
     SampleRequest,
@@ -48,7 +48,7 @@ class PolicySlot:
 class EngineServer(ABC):
     """Server for requests from a run."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: AsyncConnection) -> None:
         self.connection = connection
         self._slots: dict[str, PolicySlot] = {}
         self._in_flight: Counter[str] = Counter()  # number of requests, by slot name

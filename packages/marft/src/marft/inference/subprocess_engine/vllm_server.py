@@ -19,17 +19,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from marft.common.processes.connection import AsyncConnection
+from marft.common.processes.messages import Completed
+from marft.common.processes.remote_error import RemoteError
 from marft.inference.schema_checks import serialize_schema
 from marft.inference.subprocess_engine.messages import (
     NO_IDS,
     NO_NUMBERS,
     TO_ENGINE,
-    CommandCompleted,
-    Connection,
     EngineInit,
+    EngineReady,
     Ids,
     Numbers,
-    Ready,
     Rejected,
     RequestFailed,
     SampleRequest,
@@ -64,15 +65,16 @@ def main(descriptor: int) -> None:
 
 
 async def _serve(client: socket.socket) -> None:
-    connection = await Connection.from_socket(client, TO_ENGINE)
+    connection = await AsyncConnection.from_socket(client, TO_ENGINE)
     init_message: EngineInit = await connection.receive()
     try:
         with tempfile.TemporaryDirectory() as folder:
             engine, program = _start_engine(init_message, Path(folder))
     except (ValueError, TypeError, RuntimeError, OSError, ImportError, AttributeError) as error:
-        connection.send(Rejected(-1, f"{type(error).__name__}: {error}"))
+        connection.send(RemoteError(f"{type(error).__name__}: {error}", "run", ""))
+        await connection.drain()
         raise
-    connection.send(Ready(program, version("llguidance") if init_message.tokenizer else ""))
+    connection.send(EngineReady(os.getpid(), program, version("llguidance") if init_message.tokenizer else ""))
     await Server(connection, engine).serve()
     engine.shutdown()
 
@@ -137,7 +139,7 @@ class Server(EngineServer):
         engine: an ``AsyncLLM``.
     """
 
-    def __init__(self, connection: Connection, engine: AsyncLLM) -> None:
+    def __init__(self, connection: AsyncConnection, engine: AsyncLLM) -> None:
         super().__init__(connection)
         self.engine = engine
 
@@ -155,9 +157,9 @@ class Server(EngineServer):
             await work
         except Exception as error:  # noqa: BLE001  reported to the run
             self._exit_if_dead()
-            self.connection.send(Rejected(-1, f"{failure}: {type(error).__name__}: {error}"))
+            self.connection.send(RemoteError(f"{failure}: {type(error).__name__}: {error}", "run", ""))
         else:
-            self.connection.send(CommandCompleted(number))
+            self.connection.send(Completed(number))
 
     async def _responds(self) -> bool:
         try:

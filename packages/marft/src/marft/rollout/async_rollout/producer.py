@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
+from contextvars import copy_context
 from threading import Lock
 from typing import TypeVar
 
@@ -60,7 +61,7 @@ class Producer:
         attempts = sample_attempts(run, self._tasks, step, number, 1, curriculum=curriculum)
         self.clock.start()
         if self._threads:
-            future = self._threads.submit(self._fork, number, attempts, self._end_count)
+            future = self._threads.submit(copy_context().run, self._fork, number, attempts, self._end_count)
             group = _chain_group(future, lambda group_episodes: Group(number, *group_episodes))
         else:
             outcome = self._play(number, attempts, self._end_count).outcome
@@ -113,7 +114,7 @@ class Producer:
         with self._lock:
             if end_count != self._end_count:
                 raise CancelledError
-            handle = self._rollouts.begin(attempts)
+            handle = self._rollouts.play_in_background(attempts)
             self._handles.setdefault(number, []).append(handle)
         return handle
 
@@ -150,7 +151,7 @@ class IdleClock:
     """Thread-safe counter of active rollouts and idle seconds.
 
     >>> clock = IdleClock(timer=iter([0.0, 1.0, 4.0, 9.0]).__next__)
-    >>> clock.start(); clock.stop(); clock.idle()
+    >>> clock.start(); clock.stop(); clock.total_idle_seconds()
     6.0
 
     Args:
@@ -175,7 +176,7 @@ class IdleClock:
             if not self._active:
                 self._since = self._timer()
 
-    def idle(self) -> float:
+    def total_idle_seconds(self) -> float:
         """Return the total seconds without an active rollout so far."""
         with self._lock:
             return self._idle + (0.0 if self._active else self._timer() - self._since)

@@ -16,7 +16,7 @@ from marft.config.plugins import load_registered
 from marft.inference.endpoints.responses import to_metrics
 from marft.rollout.async_rollout.groups import Group, first_blocked_group, max_policy_lag, read_groups, write_groups
 from marft.rollout.async_rollout.producer import Producer
-from marft.rollout.rollout_batch import RolloutBatch, collect, first_attempts, fork_metrics, rewards_vary
+from marft.rollout.rollout_batch import RolloutBatch, collect_rollouts, first_attempts, fork_metrics, rewards_vary
 from marft.rollout.runner import EpisodeCallback, RolloutRunner
 from marft.rollout.task_sampler import TaskSampler
 from marft.runs.state import State
@@ -102,7 +102,7 @@ class SyncRolloutSource(RolloutSource):
     def play_again(self, state: State, repeat: int, on_done: EpisodeCallback) -> RolloutBatch:
         """Play the tasks of the step after ``state`` again, with the policies that were published last."""
         self._usage_before = dict(self._rollouts.usage())
-        return collect(self._rollouts, self._tasks, state, on_done, repeat=repeat)
+        return collect_rollouts(self._rollouts, self._tasks, state, on_done, repeat=repeat)
 
     def usage(self) -> dict[str, float]:
         """Return the sampling usage since the latest batch began."""
@@ -148,7 +148,7 @@ class AsyncRolloutSource(RolloutSource):
         """
         assert state.tasks_drawn == self._next, "steps learn from all groups, one after the other"
         started_at, clock = time.perf_counter(), self._producer.clock
-        between, idle = started_at - self._started_at, clock.idle() - self._idle
+        between, idle = started_at - self._started_at, clock.total_idle_seconds() - self._idle
         self._start_groups()
         rounds, per_step = self._run.algorithm.dynamic_sampling, self._run.rollout.tasks_per_step
         usable, selected, taken_groups = list[Episode](), list[list[Episode]](), list[Group]()
@@ -194,7 +194,7 @@ class AsyncRolloutSource(RolloutSource):
     def usage_seconds(self, wait_seconds: float) -> float:  # noqa: ARG002
         """Return the seconds since the previous batch."""
         before, self._started_at = self._started_at, time.perf_counter()
-        self._idle = self._producer.clock.idle()
+        self._idle = self._producer.clock.total_idle_seconds()
         return self._started_at - before
 
     def on_publish(self, state: State) -> None:
@@ -357,19 +357,19 @@ class ReplayBuffer(RolloutSourceWrapper):
     def collect(self, state: State, on_done: EpisodeCallback) -> RolloutBatch:
         """Return the step's new episodes together with reused episodes."""
         batch = self._source.collect(state, on_done)
-        if not batch.credit_inputs:
+        if not batch.training_episodes:
             return batch
-        credit_inputs = list(batch.credit_inputs)
+        training_episodes = list(batch.training_episodes)
         for _, episodes in self._steps:
-            newer = {episode.task.id for episode in credit_inputs} if self._grouped else set()
-            credit_inputs += [episode for episode in episodes if episode.task.id not in newer]
-        self._steps = [(state.step, batch.credit_inputs), *self._steps][: self._times - 1]
+            newer = {episode.task.id for episode in training_episodes} if self._grouped else set()
+            training_episodes += [episode for episode in episodes if episode.task.id not in newer]
+        self._steps = [(state.step, batch.training_episodes), *self._steps][: self._times - 1]
         trained = self._rollouts.run.trained_policies
         metrics = {
-            "reused_episodes": float(len(credit_inputs) - len(batch.credit_inputs)),
-            "policy_lag_max": float(max_policy_lag(credit_inputs, trained, self._rollouts.version)),
+            "reused_episodes": float(len(training_episodes) - len(batch.training_episodes)),
+            "policy_lag_max": float(max_policy_lag(training_episodes, trained, self._rollouts.version)),
         }
-        return replace(batch, credit_inputs=credit_inputs, metrics={**batch.metrics, **metrics})
+        return replace(batch, training_episodes=training_episodes, metrics={**batch.metrics, **metrics})
 
     def on_rollback(self, state: State) -> None:
         """Discard the episodes of the abandoned policy."""

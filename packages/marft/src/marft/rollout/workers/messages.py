@@ -1,21 +1,21 @@
-"""Messages between a run and its worker processes, and the stream that carries them over a socket."""
+"""Messages between a run and its worker processes."""
 
 from __future__ import annotations
 
-import asyncio
-import pickle
-import socket
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from marft.agents.agents import Agent
-from marft.common.error_origin import describe_error
-from marft.common.errors import EpisodeFailedError, UserError
+from marft.agents.agents import Agent, ToolUse
+from marft.agents.prompt_messages import TruncationPolicy
+from marft.common.errors import EpisodeFailedError
+from marft.common.processes.messages import Ready
 from marft.common.processes.remote_error import RemoteError
+from marft.common.reasoning import StopString
+from marft.common.token_data import Grammar
 from marft.common.types import (
+    EPISODE_TYPES,
     ActionKey,
+    AgentProfile,
     Choice,
     Completion,
     Episode,
@@ -23,13 +23,10 @@ from marft.common.types import (
     Prompt,
     SamplingParams,
     Status,
+    Tool,
     VersionRange,
 )
 from marft.config.interfaces.engine import Sampler
-
-HEADER = struct.Struct(">Q")  # length of the frame in bytes
-BUFFER = 2**20  # read buffer in bytes
-
 
 # from the run to a worker
 
@@ -124,19 +121,11 @@ class EndRun:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerReady:
+class WorkerReady(Ready):
     """Ready message: the worker has built the recipe's components."""
 
-    pid: int
     agents: tuple[Agent, ...]
     usage: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class StartFailed:
-    """Start failed; the worker exits."""
-
-    fault: RemoteError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -268,82 +257,14 @@ class Pong:
     """Heartbeat reply."""
 
 
-def pickle_value(value: object, description: str) -> bytes:
-    """Pickle a value for another process.
-
-    Args:
-        value: value to pickle.
-        description: description of the value for the error message.
-
-    Raises:
-        UserError: the value cannot be pickled.
-    """
-    try:
-        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-    except Exception as error:
-        raise UserError(
-            f"rollout.workers: {description} cannot be sent to another process ({describe_error(error)}); keep to "
-            "plain values and to classes that can be imported, or set workers = 0"
-        ) from error
-
-
-class MessageStream:
-    """Message stream endpoint.
-
-    All messages sent in one pass of the event loop form one frame. The receiver handles a frame in one pass. Results
-    that arrive together are therefore delivered together, as in a single process. A frame is a pickled list of
-    messages; arrays are stored as raw bytes. Unpickling is safe because only the two processes can write into the
-    connection.
-    """
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-        self._waiting: list[object] = []
-
-    @staticmethod
-    async def open(connection: socket.socket) -> MessageStream:
-        """Open a stream over a connected socket."""
-        return MessageStream(*await asyncio.open_connection(sock=connection, limit=BUFFER))
-
-    def send(self, message: object) -> None:
-        """Queue a message for the current pass of the event loop.
-
-        Messages are dropped after the peer closed the connection.
-        """
-        if not self._waiting:
-            asyncio.get_running_loop().call_soon(self.flush)
-        self._waiting.append(message)
-
-    def flush(self) -> None:
-        """Send the queued messages."""
-        messages, self._waiting = self._waiting, []
-        if messages and not self._writer.is_closing():
-            frame = pickle.dumps(messages, pickle.HIGHEST_PROTOCOL)
-            self._writer.write(HEADER.pack(len(frame)))
-            self._writer.write(frame)
-
-    async def receive(self) -> Sequence[Any]:
-        """Wait for the next frame and return its messages.
-
-        Raises:
-            EOFError: the peer closed the connection.
-        """
-        try:
-            (length,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
-            frame = await self._reader.readexactly(length)
-        except OSError as error:
-            raise EOFError from error
-        messages: Sequence[object] = pickle.loads(frame)
-        return messages
-
-    async def drain(self) -> None:
-        """Flush, then wait until the data is written or the connection is closed."""
-        self.flush()
-        try:
-            await self._writer.drain()
-        except OSError:
-            return
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._writer.close()
+TO_WORKER = (
+    StartWorker, ChangeTeam, PlayAttempt, RequestResult, SampledToken, LeaseGranted, CancelAttempts, Ping, EndRun
+)  # fmt: skip
+FROM_WORKER = (
+    WorkerReady, RemoteError, SampleRequest, ChooseRequest, CancelRequest, LeaseRequest, TurnRequest, ReleaseLease,
+    Quiescence, EpisodeEnded, EpisodeRewarded, AttemptFailed, AttemptsCanceled, Pong,
+)  # fmt: skip  # a RemoteError before WorkerReady: the start failed, and the worker exits
+VALUES = (
+    *EPISODE_TYPES, Agent, AgentProfile, Completion, Grammar, Prompt, RemoteError, RequestFailure, SamplingParams,
+    StopString, Tool, ToolUse, TruncationPolicy,
+)  # fmt: skip

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-import pickle
 import socket
 from contextlib import ExitStack
 from dataclasses import replace
@@ -14,13 +14,19 @@ from marft.agents.game import Attempt
 from marft.agents.play import play
 from marft.agents.sandbox.runner import terminate_all
 from marft.agents.team import Team
+from marft.common.log import receive_logs, write_line
+from marft.common.processes.connection import AsyncConnection
+from marft.common.processes.pickling import unpickle_value
 from marft.common.processes.remote_error import RemoteError
 from marft.common.types import Task
 from marft.config.run import RunSettings
+from marft.config.secrets import redacted
 from marft.envs.game_runtime import GameRuntime, open_terms
 from marft.inference.renderer import ChatRenderer
 from marft.rollout.workers.client import LeasedLimits, LeasedThreadPool, SamplerClient
 from marft.rollout.workers.messages import (
+    TO_WORKER,
+    VALUES,
     AttemptFailed,
     AttemptsCanceled,
     CancelAttempts,
@@ -29,14 +35,12 @@ from marft.rollout.workers.messages import (
     EpisodeEnded,
     EpisodeRewarded,
     LeaseGranted,
-    MessageStream,
     Ping,
     PlayAttempt,
     Pong,
     Quiescence,
     RequestResult,
     SampledToken,
-    StartFailed,
     StartWorker,
     WorkerReady,
 )
@@ -52,20 +56,21 @@ def main(descriptor: int) -> None:
         descriptor: file descriptor of the socket; child processes do not inherit it.
     """
     os.set_inheritable(descriptor, False)
-    asyncio.run(_serve(socket.socket(fileno=descriptor)))
+    with receive_logs(redacted(write_line), logging.WARNING):
+        asyncio.run(_serve(socket.socket(fileno=descriptor)))
 
 
 async def _serve(connection: socket.socket) -> None:
-    stream = await MessageStream.open(connection)
+    stream = await AsyncConnection.from_socket(connection, TO_WORKER, VALUES)
     try:
-        (begin,) = await stream.receive()
+        start_message: StartWorker = await stream.receive()
     except EOFError:  # the run has ended
         return
     with ExitStack() as started:
         try:
-            worker = Worker(begin, stream, started)
+            worker = Worker(start_message, stream, started)
         except Exception as error:  # noqa: BLE001  every error is reported to the run
-            stream.send(StartFailed(RemoteError.from_error(error)))
+            stream.send(RemoteError.from_error(error))
             await stream.drain()
             return
         await worker.serve()
@@ -75,17 +80,17 @@ class Worker:
     """Components of the recipe except for models, and the attempts in progress.
 
     Args:
-        begin: first message of the run.
+        start_message: first message of the run.
         stream: connection to the run.
         started: stack that receives the components to close at the end.
     """
 
-    def __init__(self, begin: StartWorker, stream: MessageStream, started: ExitStack) -> None:
+    def __init__(self, start_message: StartWorker, stream: AsyncConnection, started: ExitStack) -> None:
         from transformers.utils import logging
 
-        logging.set_verbosity(begin.log_level)
-        run: RunSettings = pickle.loads(begin.run)
-        formats = pickle.loads(begin.formats)
+        logging.set_verbosity(start_message.log_level)
+        run: RunSettings = unpickle_value(start_message.run)
+        formats = unpickle_value(start_message.formats)
         self.stream = stream
         self.client = SamplerClient(stream.send, [name for name, format in formats.items() if format.remote])
         limits, threads = partial(LeasedLimits, self.client, asyncio.get_running_loop()), LeasedThreadPool(self.client)
@@ -104,7 +109,7 @@ class Worker:
         report_task = asyncio.create_task(self._report_quiescence())
         try:
             while True:
-                for message in await self.stream.receive():
+                for message in await self.stream.receive_together():
                     if isinstance(message, EndRun):
                         return
                     self._handle_message(message)
@@ -125,7 +130,7 @@ class Worker:
             self._attempts.add(task)
             task.add_done_callback(self._attempts.discard)
         elif isinstance(message, ChangeTeam):
-            agents, organization, channel = pickle.loads(message.team)
+            agents, organization, channel = unpickle_value(message.team)
             recipe_team = self.parts.game.team
             organization, channel = organization or recipe_team.organization, channel or recipe_team.channel
             self.team = replace(recipe_team, agents=agents, organization=organization, channel=channel)
@@ -137,7 +142,7 @@ class Worker:
     async def _play(self, message: PlayAttempt, team: Team) -> None:
         number = message.number
         try:
-            attempt: Attempt = pickle.loads(message.attempt)
+            attempt: Attempt = unpickle_value(message.attempt)
             episode = await play(replace(self.parts.game, team=team), attempt)
             self.stream.send(EpisodeEnded(number))
             episode = await self.parts.reward_manager(episode)

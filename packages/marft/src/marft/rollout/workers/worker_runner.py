@@ -10,14 +10,14 @@ from marft.agents.game import Attempt
 from marft.agents.play import run_bounded
 from marft.agents.team import Team
 from marft.common.processes.launcher import ProcessHandle, start_all
+from marft.common.processes.pickling import pickle_value
 from marft.common.types import Episode
 from marft.common.usage import sum_counts
 from marft.config.sections import open_launcher
 from marft.inference.runtime import InferenceRuntime
 from marft.rollout.runner import EpisodeCallback, RolloutRunner
-from marft.rollout.workers.link import RetriedRollout
-from marft.rollout.workers.messages import StartWorker, pickle_value
-from marft.rollout.workers.worker_pool import WorkerPool, worker_command
+from marft.rollout.workers.messages import StartWorker
+from marft.rollout.workers.worker_pool import RetriedRollout, WorkerPool, worker_command
 
 
 class WorkerRolloutRunner(RolloutRunner):
@@ -33,28 +33,33 @@ class WorkerRolloutRunner(RolloutRunner):
         RunError: a worker process ended during its start.
     """
 
-    def _open(self, for_parts: bool, started: ExitStack) -> Team:
+    def _open(self, keep_on_cpu: bool, started: ExitStack) -> Team:
         run = self.run
         settings = pickle_value(run, "the recipe")
-        self._starter = open_launcher(run, "worker", run.rollout.workers)
-        started.callback(self._starter.close)
+        self._launcher = open_launcher(run, "worker", run.rollout.workers)
+        started.callback(self._launcher.close)
         names = [f"worker {number}" for number in range(run.rollout.workers)]
-        children = start_all(self._starter, names, worker_command)
+        children = start_all(self._launcher, names, worker_command)
         for child in children:  # workers import modules while this process loads the models
             started.callback(child.close)
-        self._open_samplers(InferenceRuntime(run, keep_on_cpu=for_parts), started)
+        self._open_samplers(InferenceRuntime(run, keep_on_cpu=keep_on_cpu), started)
         self._pool = self._samplers.wait_for(self._start_pool(settings, children))
         started.callback(lambda: self._samplers.wait_for(self._pool.end()))
-        return Team(self._pool.links[0].agents, run.team, run.channel)
+        return Team(self._pool.connections[0].agents, run.team, run.channel)
 
     async def _start_pool(self, settings: bytes, children: Sequence[ProcessHandle]) -> WorkerPool:
         from transformers.utils import logging
 
         formats = pickle_value(self._samplers.renderer.formats, "a tokenizer")
-        begin = StartWorker(settings, formats, logging.get_verbosity())
+        start_message = StartWorker(settings, formats, logging.get_verbosity())
         rollout = self.run.rollout
         pool = WorkerPool(
-            begin, self.engine, rollout.timeout_seconds, self._starter, rollout.max_retries, self.excluded_tasks
+            start_message,
+            self.engine,
+            rollout.timeout_seconds,
+            self._launcher,
+            rollout.max_retries,
+            self.excluded_tasks,
         )
         await pool.start(children)
         return pool
@@ -66,13 +71,13 @@ class WorkerRolloutRunner(RolloutRunner):
     async def _play(self, attempts: Sequence[Attempt], team: Team, on_done: EpisodeCallback) -> list[Episode]:
         pickled_team = self._pickle_team(team)
 
-        async def begin(attempt: Attempt) -> RetriedRollout:
+        async def play_attempt(attempt: Attempt) -> RetriedRollout:
             rollout = RetriedRollout(attempt, pickled_team)
-            await self._pool.play(rollout)
+            await self._pool.play_until_ended(rollout)
             return rollout
 
         try:
-            return await run_bounded(self._gate, attempts, begin, self._pool.wait_for_episode, on_done)
+            return await run_bounded(self._gate, attempts, play_attempt, self._pool.wait_for_episode, on_done)
         except BaseException:
             await asyncio.shield(self._pool.cancel())
             raise

@@ -16,6 +16,7 @@ import tomli_w
 
 from marft.common import atomic
 from marft.common.errors import UserError
+from marft.common.log import get_logger
 from marft.common.user_modules import MANIFEST, is_export
 from marft.common.version import __version__
 from marft.config.load import to_toml
@@ -27,11 +28,12 @@ from marft.runs.checkpoints import CheckpointManager
 from marft.runs.episode_files import read_rows
 from marft.runs.export.manifest import CARD, RECIPE, list_files, list_unlisted, write_manifest
 from marft.runs.export.model_card import render_model_card
-from marft.runs.export.recipe import ExportRecipe, export_recipe, format_key, trust_flag
+from marft.runs.export.recipe import ExportRecipe, export_recipe, find_versions, format_key, trust_flag
 from marft.runs.export.weights import WeightExporter
 from marft.runs.run_folder import RunFolder
 from marft.runs.state import CheckpointRecord, read_record
 
+logger = get_logger(__name__)
 TEXT_SUFFIXES = (".json", ".toml", ".md", ".jinja", ".py", ".txt")
 TABLE_PARSERS: Mapping[str, Callable[[str], object]] = {".json": json.loads, ".toml": tomllib.loads}
 EVALUATION_KEYS = (
@@ -128,7 +130,6 @@ def export_run(
     merged: bool = False,
     overwrite: bool = False,
     target_team: TeamChange | None = None,
-    note: Callable[[str], None] = lambda _: None,
 ) -> Path:
     """Export a checkpoint of a run and return the folder.
 
@@ -138,7 +139,6 @@ def export_run(
         merged: also export each base model with the adapter merged, for programs without adapter support.
         overwrite: overwrite another export.
         target_team: reorganization of the exported team; None exports the team as trained.
-        note: receives messages for the user.
 
     Raises:
         UserError: the checkpoint does not exist or is damaged, its agents cannot play as ``target_team``, or other
@@ -155,7 +155,7 @@ def export_run(
     recipe = tomllib.loads(to_toml(run))
     learned_instructions = {
         old_roles.role: old_roles.instructions
-        for old_roles in (record.state.profiles.current_versions() if record.state.profiles else ())
+        for old_roles in (record.state.prompts.current_versions() if record.state.prompts else ())
     }
     old_roles = changed.get("told", {role: role for role in learned_instructions})
     for agent in recipe["agents"]:
@@ -172,7 +172,7 @@ def export_run(
         if not table["evaluations"]:
             suffix = f" as {target_team.name}" if target_team else ""
             flag = f" --team-file {target_team.name}.toml" if target_team else ""
-            note(
+            logger.warning(
                 f"no evaluation of {record.path.name}{suffix} is saved, so the model card has no figures; first:  "
                 f"marft eval {folder.path} --checkpoint base,{record.path.name}{flag}"
             )
@@ -181,9 +181,9 @@ def export_run(
         card = render_model_card(manifest, target.resolve().name, trust_flag(export.table), locations)
         (staging / CARD).write_text(card, encoding="utf-8")
     for sentence in export.omitted:
-        note(f"left out: {sentence}")
+        logger.warning(f"left out: {sentence}")
     for reference in references:
-        note(reference.describe(export.find_source(reference.file)))
+        logger.warning(reference.describe(export.find_source(reference.file)))
     return target
 
 
@@ -262,7 +262,7 @@ def _build_manifest(
         "training": _training_settings(recipe),
         "paths": export.paths,
         "code": sorted(export.code),
-        "requires": export.list_requirements(),
+        "requires": find_versions(export.packages),
         "left_out": export.omitted,
     }
 

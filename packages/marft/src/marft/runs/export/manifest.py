@@ -17,7 +17,6 @@ from marft.common.errors import UserError
 from marft.common.texts import join_names
 from marft.common.user_modules import CODE_FOLDER, MANIFEST, MANIFEST_FORMAT
 from marft.config.load import first_problem
-from marft.runs.state import digest_of_table
 
 RECIPE, CARD = "recipe.toml", "README.md"
 SCHEMA = 1
@@ -168,7 +167,7 @@ def write_manifest(folder: Path, table: Mapping[str, object]) -> Manifest:
     files = {name: {"sha256": digest_of_file(folder / name), "bytes": (folder / name).stat().st_size} for name in names}
     manifest = {"format": MANIFEST_FORMAT, "schema_version": SCHEMA, **table, "files": files}
     checked = Manifest.model_validate(manifest)
-    text = json.dumps({**manifest, "digest": digest_of_table(manifest)}, indent=2, ensure_ascii=False)
+    text = json.dumps({**manifest, "digest": atomic.digest_of_json(manifest)}, indent=2, ensure_ascii=False)
     (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
     return checked
 
@@ -191,7 +190,7 @@ def _read_manifest(path: Path) -> Manifest:
             f"{location} is of schema {table.get('schema_version')!r}, and this version of MARFT reads {SCHEMA}; "
             "use the version that wrote it"
         )
-    if table.pop("digest", None) != digest_of_table(table):
+    if table.pop("digest", None) != atomic.digest_of_json(table):
         raise UserError(f"{location} is damaged: it is not as it was written")
     try:
         return Manifest.model_validate(table)

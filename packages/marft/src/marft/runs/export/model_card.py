@@ -12,10 +12,10 @@ import yaml
 from marft.agents.prompt_messages import format_message
 from marft.common.user_modules import MANIFEST
 from marft.config.interfaces.channel import Message
+from marft.config.models import VLLM_LORA_RANKS
 from marft.runs.export.manifest import Manifest, ModelEntry, PolicyEntry
 
 CHANGE_KEYS = {"added since:": "added", "gone since:": "removed"}
-LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # values that vLLM supports
 
 
 def render_model_card(manifest: Manifest, folder: str, trust: str = "", references: Sequence[str] = ()) -> str:
@@ -261,4 +261,4 @@ def vllm_lora_rank(rank: int) -> int:
     >>> vllm_lora_rank(12), vllm_lora_rank(16)
     (16, 16)
     """
-    return next((supported for supported in LORA_RANKS if supported >= rank), rank)
+    return next((supported for supported in VLLM_LORA_RANKS if supported >= rank), rank)

@@ -172,10 +172,6 @@ class ExportRecipe:
     packages: set[str] = field(default_factory=set)
     omitted: list[str] = field(default_factory=list)
 
-    def list_requirements(self) -> dict[str, str]:
-        """Return the required distributions with their installed versions."""
-        return find_versions(self.packages)
-
     def find_source(self, name: str) -> Path | None:
         """Return the local source file for an exported file. The result is None for a generated file."""
         sources = {**self.code, **self.copied}
@@ -414,12 +410,12 @@ def read_recipe_table(export: Export, trust_code: bool = False) -> dict[str, obj
             raise UserError(f"{export.path}: {RECIPE} has no path in the export under {key!r}") from error
     folder = export_folder / CODE_FOLDER if (export_folder / CODE_FOLDER).is_dir() else export_folder
     unknown_keys = sorted(set(table) - set(EXPORTED_KEYS))
-    user_modules.notify_once(
+    user_modules.warn_once(
         f"{export.path}: {RECIPE} has keys of no export, which are not read: {unknown_keys}" if unknown_keys else ""
     )
     table = {key: table[key] for key in EXPORTED_KEYS if key in table}
     _check_unlisted(export, table, folder)
-    user_modules.notify_once(export.note)
+    user_modules.warn_once(export.note)
     user_modules.add_root(user_modules.export_root(export_folder, folder, export.digests if trust_code else {}))
     return {**table, RECIPE_FOLDER: str(folder)}
 

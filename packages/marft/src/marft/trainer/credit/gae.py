@@ -63,7 +63,7 @@ class GAE(Credit):
         units = int(sizes.sum())
         if inputs.costs:
             rewards[:units] -= np.concatenate(inputs.costs)
-        value = np.concatenate([*values.actions, [values.final(episode, agent) for episode, agent in links.ends]])
+        value = np.concatenate([*values.actions, [values.final_value(episode, agent) for episode, agent in links.ends]])
         delta = rewards + gamma * value[successor] - value
         delta[units:] = 0.0  # terminal rows only provide their value
 

@@ -91,10 +91,10 @@ def _step_values(episode: Episode, values: Sequence[Floats], kind: str) -> dict[
 
 def _final_value(episode: Episode, values: Values, number: int, kind: str) -> float:
     if kind == "first" or not episode.actions:
-        return values.final(number)
+        return values.final_value(number)
     last = max(action.step for action in episode.actions)
     agents = dict.fromkeys(action.agent for action in episode.actions if action.step == last)
-    return float(np.mean([values.final(number, agent) for agent in agents]))
+    return float(np.mean([values.final_value(number, agent) for agent in agents]))
 
 
 def _step_rewards(episode: Episode, gamma: float) -> dict[int, float]:

@@ -38,7 +38,7 @@ class PPO(Objective):
         """Lower clip width, as configured."""
         return self.clip
 
-    def scaled(self, scale: float) -> Self:
+    def with_clip_scale(self, scale: float) -> Self:
         """Return a copy with both clip widths multiplied by ``scale``."""
         return self.model_copy(
             update={"clip": self.clip * scale, "clip_high": self.clip_high and self.clip_high * scale}

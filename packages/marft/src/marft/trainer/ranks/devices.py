@@ -55,8 +55,8 @@ def build_peer_run(run: RunSettings) -> RunSettings:
     return run.model_copy(update={"device": pick_device(run.device).type})
 
 
-def open_rank_starter(run: RunSettings) -> Launcher:
-    """Return a starter for the other ranks; call ``close`` at the end.
+def open_rank_launcher(run: RunSettings) -> Launcher:
+    """Return a launcher for the other ranks; call ``close`` at the end.
 
     On a cluster each rank requests at least one GPU if the run computes on a GPU, else none.
 

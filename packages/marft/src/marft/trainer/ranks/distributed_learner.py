@@ -6,7 +6,6 @@ signals too, and ends the other ranks. The wait then stops, and the handler's ex
 
 from __future__ import annotations
 
-import pickle
 import signal
 import socket
 import tempfile
@@ -23,26 +22,31 @@ from typing import TypeVar
 from torch import Tensor
 
 from marft.common.errors import RunError
+from marft.common.log import get_logger
+from marft.common.processes.connection import BlockingConnection
 from marft.common.processes.launcher import ProcessHandle, start_all
+from marft.common.processes.locked_folder import LockedFolder
+from marft.common.processes.messages import MessageError, Ready
+from marft.common.processes.pickling import pickle_value
 from marft.common.processes.remote_error import RemoteError
-from marft.common.processes.weight_transfer import LockedFolder
+from marft.common.processes.supervisor import RestartPolicy
 from marft.common.types import ActionCredit, Episode
 from marft.config.interfaces.schedule import Progress
 from marft.config.run import RunSettings
 from marft.models.policy_registry import PolicyRegistry
 from marft.runs.checkpoints import restore
 from marft.runs.state import CheckpointRecord, State
-from marft.trainer.learner import Learner
+from marft.trainer.learner import Learner, StateReader
 from marft.trainer.learner_backend import PlayAgain, RanksLostError, refuse_new_episodes
 from marft.trainer.learner_metrics import CreditCallback
-from marft.trainer.ranks.devices import build_peer_run, open_rank_starter, select_device
+from marft.trainer.ranks.devices import build_peer_run, open_rank_launcher, select_device
 from marft.trainer.ranks.group import RankGroup, open_store
 from marft.trainer.ranks.messages import (
+    FROM_RANK,
+    VALUES,
     GatherOptimizer,
     LoadCheckpoint,
     NewEpisodes,
-    OperationDone,
-    RankConnection,
     StartRank,
     TrainStep,
     is_peer_error,
@@ -50,6 +54,7 @@ from marft.trainer.ranks.messages import (
 from marft.trainer.ranks.rank_worker import RankWorker, open_group, rank_command
 from marft.trainer.run_init import RunInit
 
+logger = get_logger(__name__)
 T = TypeVar("T")
 EXIT_REPORT_SECONDS = 10.0  # time for a rank to report its failure after another rank noticed a problem
 LOADING_SECONDS = 300.0  # minimum timeout for other ranks to load their models after this rank
@@ -78,7 +83,7 @@ class DistributedLearner:
         select_device(run, run.training.ranks - 1)  # raises before any process starts
         self._peers: list[_Peer] = []
         self._peer_run = build_peer_run(run)
-        self._starter = open_rank_starter(run)
+        self._launcher = open_rank_launcher(run)
         self._folder = LockedFolder(Path(tempfile.gettempdir()), PREFIX)
         self._signals = SignalWatcher(self._end_peers)
         self._start_count = 0
@@ -90,7 +95,7 @@ class DistributedLearner:
             self.close()
             raise
 
-    def join(self, models: PolicyRegistry) -> None:
+    def set_models(self, models: PolicyRegistry) -> None:
         """Set the models to train, and form the process group."""
         self.models = models
         self._wait_for_peers(
@@ -99,7 +104,7 @@ class DistributedLearner:
         group = self._form_group()
         with self._translate_errors():
             self._worker = RankWorker(self.run, models, group)
-        self.learner.collect = self._collect_optimizer_state
+        self.learner.read_on_all_ranks = self._read_on_all_ranks
         self._wait_for_peers()
 
     @property
@@ -128,11 +133,6 @@ class DistributedLearner:
         restore(record, self.models, self.learner)
         self._run_on_ranks(LoadCheckpoint(str(record.path), True), self._own_worker.gather)
 
-    def set_note_callback(self, note: Callable[[str], None]) -> None:
-        """Set the callback for warnings, for example about reverted steps."""
-        self._note = note
-        self._own_worker.set_note_callback(note)
-
     def learn(
         self,
         episodes: Sequence[Episode],
@@ -146,9 +146,8 @@ class DistributedLearner:
             RanksLostError: sharded ranks were lost, or ranks were lost twice in the step.
             RunError: a rank cannot continue, for a reason outside MARFT.
         """
-        parts = self.learner.state_dict()
+        component_state = self.learner.state_dict()
         rates = {name: optimizer.learning_rate for name, optimizer in self.learner.optimizers.items()}
-        progress = progress._replace(advantages=dict(progress.advantages))
         message = TrainStep([_without_data(episode) for episode in episodes], progress, rates)
 
         played: list[Sequence[Episode]] = []  # new episodes of the step; a repetition learns from the same
@@ -161,22 +160,23 @@ class DistributedLearner:
                 peer.connection.send(NewEpisodes([_without_data(episode) for episode in played[number]]))
             return played[number]
 
-        try:
-            return self._learn(message, on_credit, partial(play_for_all, count()))
-        except RanksLostError as error:
-            if self.run.training.shard:
-                raise
-            retry_note = "the other ranks are started again, and the step is learned once more"
-            self._note(f"step {progress.step + 1}: {error}; {retry_note}")
-        self._own_worker.guard.revert(progress.step)
-        self.learner.load_state_dict(parts)
-        self._lost_count += 1
-        try:
-            self._restart_peers()
-            return self._learn(message, on_credit, partial(play_for_all, count()))
-        except RanksLostError as error:
-            error.times += self._take_lost_count()
-            raise
+        restarts = RestartPolicy(max_starts=1 if self.run.training.shard else 2)
+        while True:
+            try:
+                if restarts.exits:
+                    self._restart_peers()
+                return self._learn(message, on_credit, partial(play_for_all, count()))
+            except RanksLostError as error:
+                if restarts.exits:
+                    error.times += self._take_lost_count()
+                restarts.record_exit(str(error))
+                if not restarts.may_start:
+                    raise
+                retry_note = "the other ranks are started again, and the step is learned once more"
+                logger.warning(f"step {progress.step + 1}: {error}; {retry_note}")
+            self._own_worker.guard.revert(progress.step)
+            self.learner.load_state_dict(component_state)
+            self._lost_count += 1
 
     def _learn(self, message: TrainStep, on_credit: CreditCallback, play_again: PlayAgain) -> dict[str, float]:
         credit_records: list[ActionCredit] = []  # reported once, after all ranks have finished
@@ -191,7 +191,7 @@ class DistributedLearner:
         count, self._lost_count = self._lost_count, 0
         return count
 
-    def _collect_optimizer_state(self, read: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+    def _read_on_all_ranks(self, read: StateReader) -> dict[str, Tensor]:
         """Read the optimizer state; from every rank if it is sharded."""
         return self._run_on_ranks(GatherOptimizer(), read) if self.run.training.shard else read()
 
@@ -208,11 +208,11 @@ class DistributedLearner:
 
         self._start_count += 1
         self._init_method = str(self._folder.path / f"meeting {self._start_count}")
-        if self._starter.host:
-            self._store, self._init_method = open_store(self._starter.host)
-        settings = pickle.dumps(self._peer_run)
+        if self._launcher.host:
+            self._store, self._init_method = open_store(self._launcher.host)
+        settings = pickle_value(self._peer_run, "the recipe", "training.ranks", 1)
         names = [f"rank {rank}" for rank in range(1, self.run.training.ranks)]
-        for rank, child in enumerate(start_all(self._starter, names, rank_command), 1):
+        for rank, child in enumerate(start_all(self._launcher, names, rank_command), 1):
             peer = _Peer(child, self.run.training.rank_timeout_seconds)
             self._peers.append(peer)
             with suppress(OSError):  # an early exit is detected before the rendezvous
@@ -232,7 +232,7 @@ class DistributedLearner:
         self._own_worker.group.close()
         self._start_peers()
         self._wait_for_peers(LOADING_SECONDS)
-        self._own_worker.join(self._form_group())
+        self._own_worker.set_ranks(self._form_group())
         self._wait_for_peers()
         state = self._own_worker.state()
         for peer in self._peers:
@@ -275,11 +275,11 @@ class DistributedLearner:
             RemoteFaultError: a rank has failed.
             RanksLostError: a rank was lost.
         """
-        patience = max(self.run.training.rank_timeout_seconds, min_seconds)
+        timeout_seconds = max(self.run.training.rank_timeout_seconds, min_seconds)
         for peer in self._peers:
             try:
-                peer.pid = peer.receive(patience).pid
-            except (EOFError, TimeoutError) as error:
+                peer.receive(timeout_seconds)
+            except (EOFError, TimeoutError, MessageError) as error:
                 raise self._explain_error(error) from error
 
     def _explain_error(self, error: Exception) -> Exception:
@@ -290,9 +290,9 @@ class DistributedLearner:
                 return failed.to_error(f"rank {rank}")
         lost_ranks = [f"rank {rank} {outcome}" for rank, (_, outcome) in enumerate(ends, 1) if outcome]
         if not lost_ranks and isinstance(error, TimeoutError):  # the rank answers by now
-            patience = self.run.training.rank_timeout_seconds
+            timeout_seconds = self.run.training.rank_timeout_seconds
             lost_ranks = [
-                f"a rank said nothing for {patience:g} s; a larger training.rank_timeout_seconds waits longer"
+                f"a rank said nothing for {timeout_seconds:g} s; a larger training.rank_timeout_seconds waits longer"
             ]
         return RanksLostError(" and ".join(lost_ranks) if lost_ranks else f"ranks cannot reach each other ({error})")
 
@@ -313,7 +313,7 @@ class DistributedLearner:
         self._close_peers()
         if self._group is not None:
             self._group.close()
-        self._starter.close()
+        self._launcher.close()
         self._folder.close()
 
     def __enter__(self) -> DistributedLearner:
@@ -326,11 +326,12 @@ class DistributedLearner:
 class _Peer:
     """Connection to another rank."""
 
-    def __init__(self, child: ProcessHandle, patience: float) -> None:
-        self.child, self.connection = child, RankConnection(child.socket, patience)
+    def __init__(self, child: ProcessHandle, timeout_seconds: float) -> None:
+        self.child, self.connection = child, BlockingConnection(child.socket, FROM_RANK, VALUES, timeout_seconds)
         self.pid = 0  # process id, after the start
         self._pending = 1  # pending answers: one per message, plus the ready message
         self._failed: RemoteError | None = None
+        self._unreadable: MessageError | None = None
 
     def send(self, message: object) -> None:
         """Send a message to the rank.
@@ -341,24 +342,30 @@ class _Peer:
         self._pending += 1
         self.connection.send(message)
 
-    def receive(self, seconds: float) -> OperationDone:
+    def receive(self, seconds: float) -> None:
         """Wait for the rank's reply.
 
         Raises:
             EOFError: the rank has failed or ended.
             TimeoutError: no reply arrived in time.
+            MessageError: the reply is not valid; no later one can be read.
         """
-        reply = self._read_reply(seconds)
+        self._read_reply(seconds)
         if self._failed:
             raise EOFError(self._failed.message)
-        assert isinstance(reply, OperationDone)
-        return reply
 
-    def _read_reply(self, seconds: float) -> object:
-        reply = self.connection.receive(seconds)
+    def _read_reply(self, seconds: float) -> None:
+        if self._unreadable:
+            raise self._unreadable
+        try:
+            reply = self.connection.receive(seconds)
+        except MessageError as error:
+            self._unreadable = error
+            raise
         self._pending -= 1
+        if isinstance(reply, Ready):
+            self.pid = reply.pid
         self._failed = reply if isinstance(reply, RemoteError) else None
-        return reply
 
     def exit_report(self) -> tuple[RemoteError | None, str]:
         """Return the failure report, if any, and a description for the end of the process.
@@ -369,13 +376,13 @@ class _Peer:
             while not self._failed:
                 self._read_reply(EXIT_REPORT_SECONDS if self._pending else 0.0)
         except EOFError:
-            return None, self.child.outcome()
-        except TimeoutError:
-            if not self._pending:
+            return None, self.child.wait_for_exit()
+        except (TimeoutError, MessageError):
+            if not self._pending and not self._unreadable:
                 return None, ""
             self.child.end()
-            self.child.outcome()  # waits for the end
-            return None, "hung, and was ended"
+            self.child.wait_for_exit()  # waits for the end
+            return None, f"{'sent what cannot be read' if self._unreadable else 'hung'}, and was ended"
         return self._failed, ""
 
     def close(self) -> None:

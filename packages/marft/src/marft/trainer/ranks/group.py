@@ -76,7 +76,7 @@ class RankGroup(RankSubgroup):
         rank: index of this rank.
         count: number of ranks.
         device: device of this rank.
-        patience: timeout of collective operations, in seconds.
+        timeout_seconds: timeout of collective operations, in seconds.
         placement: ranks of each base model that only some ranks train.
 
     Raises:
@@ -89,7 +89,7 @@ class RankGroup(RankSubgroup):
         rank: int,
         count: int,
         device: torch.device,
-        patience: float,
+        timeout_seconds: float,
         placement: Mapping[str, Sequence[int]] = NO_PLACEMENT,
     ) -> None:
         on_gpu = device.type == "cuda"
@@ -99,20 +99,20 @@ class RankGroup(RankSubgroup):
             with _use_interface(init_method):
                 dist.init_process_group(
                     "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-                    store=_create_store(init_method, count, patience),
+                    store=_create_store(init_method, count, timeout_seconds),
                     rank=rank,
                     world_size=count,
-                    timeout=timedelta(seconds=patience),
+                    timeout=timedelta(seconds=timeout_seconds),
                 )
                 assert dist.group.WORLD is not None
                 super().__init__(dist.group.WORLD, device)
-                self._subgroups = self._create_subgroups(placement, patience)
+                self._subgroups = self._create_subgroups(placement, timeout_seconds)
         except BaseException:
             self.close()
             raise
 
     def _create_subgroups(
-        self, placement: Mapping[str, Sequence[int]], patience: float
+        self, placement: Mapping[str, Sequence[int]], timeout_seconds: float
     ) -> dict[str, RankSubgroup | None]:
         """Return the ranks per base model; every rank creates the groups in the same order."""
         by_base: dict[str, RankSubgroup | None] = {}
@@ -120,7 +120,7 @@ class RankGroup(RankSubgroup):
         for name, ranks in sorted(placement.items()):
             members = tuple(sorted(ranks))
             if members not in by_ranks:
-                group = dist.new_group(list(members), timeout=timedelta(seconds=patience))
+                group = dist.new_group(list(members), timeout=timedelta(seconds=timeout_seconds))
                 by_ranks[members] = RankSubgroup(group, self.device) if self.rank in members else None
             by_base[name] = by_ranks[members]
         return by_base
@@ -159,13 +159,13 @@ def open_store(host: str) -> tuple[Any, str]:
     return store, f"tcp://{host}:{store.port}"
 
 
-def _create_store(init_method: str, count: int, patience: float) -> Any:
+def _create_store(init_method: str, count: int, timeout_seconds: float) -> Any:
     if not init_method.startswith("tcp://"):
         return dist.FileStore(init_method, count)  # type: ignore[attr-defined]
     address = urlsplit(init_method)
     assert address.hostname is not None
     assert address.port is not None
-    wait = timedelta(seconds=patience)
+    wait = timedelta(seconds=timeout_seconds)
     return dist.TCPStore(address.hostname, address.port, is_master=False, timeout=wait)  # type: ignore[attr-defined]
 
 

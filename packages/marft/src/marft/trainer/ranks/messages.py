@@ -5,22 +5,16 @@ Weights and gradients travel directly between the ranks.
 
 from __future__ import annotations
 
-import pickle
-import socket
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
-from typing import Any
 
 from torch import Tensor
 
 from marft.common.errors import RunError
+from marft.common.processes.messages import Completed, Ready
 from marft.common.processes.remote_error import RemoteError
-from marft.common.types import Episode
+from marft.common.types import EPISODE_TYPES, Episode
 from marft.config.interfaces.schedule import Progress
-
-MAX_SECONDS = 10**6  # maximum timeout that operating systems accept
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +42,7 @@ class LoadState:
     policies: Mapping[str, Mapping[str, Tensor]]
     critic: Mapping[str, Tensor]
     optimizers: Mapping[str, Tensor]
-    parts: Mapping[str, float]  # state of credit and schedule
+    component_state: Mapping[str, float]  # state of credit and schedule
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,17 +66,6 @@ class GatherOptimizer:
     """Gather the optimizer state, for the first rank to save."""
 
 
-@dataclass(frozen=True, slots=True)
-class OperationDone:
-    """Reply after a finished operation.
-
-    The first reply means that the models are loaded, the second that the group is formed. ``pid`` is the process id of
-    the rank.
-    """
-
-    pid: int
-
-
 def serialize_failure(error: Exception) -> RemoteError:
     """Serialize the error that ends a rank; its kind is "gone" if the error means that other ranks were unreachable."""
     failure = RemoteError.from_error(error)
@@ -102,45 +85,7 @@ def is_peer_error(error: Exception) -> bool:
     )
 
 
-class RankConnection:
-    """Blocking connection between two processes of the run.
-
-    Args:
-        end: socket of this process.
-        patience: timeout in seconds for the peer to accept sent data; 0 waits forever.
-    """
-
-    def __init__(self, end: socket.socket, patience: float = 0.0) -> None:
-        seconds = int(min(patience, MAX_SECONDS))
-        microseconds = int((min(patience, MAX_SECONDS) - seconds) * 1e6)
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", seconds, microseconds))
-        self._connection = Connection(end.detach())
-
-    def send(self, message: object) -> None:
-        """Send a message.
-
-        Raises:
-            OSError: the peer has ended, or did not accept the data in time.
-        """
-        self._connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
-
-    def receive(self, seconds: float | None = None) -> Any:
-        """Wait for the next message.
-
-        Args:
-            seconds: timeout; None waits forever.
-
-        Raises:
-            EOFError: the peer has ended, and no message is left.
-            TimeoutError: no message arrived in time.
-        """
-        try:
-            if seconds is None or self._connection.poll(seconds):
-                return pickle.loads(self._connection.recv_bytes())
-        except OSError as error:  # the peer may have ended in the middle of a message
-            raise EOFError from error
-        raise TimeoutError
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._connection.close()
+TO_RANK = (StartRank, LoadCheckpoint, LoadState, TrainStep, NewEpisodes, GatherOptimizer)
+# Ready: the models are loaded; Completed(0): the group is formed; then a Completed for each operation
+FROM_RANK = (Ready, Completed, RemoteError)
+VALUES = (*EPISODE_TYPES, Progress)

@@ -5,21 +5,27 @@ The process executes the first rank's messages until the connection closes.
 
 from __future__ import annotations
 
+import logging
 import os
-import pickle
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from marft.common.errors import RunError, UserError
+from marft.common.log import receive_logs, write_line
 from marft.common.processes.child_process import python_command
+from marft.common.processes.connection import BlockingConnection
+from marft.common.processes.messages import Completed, Ready
+from marft.common.processes.pickling import unpickle_value
 from marft.common.types import Episode
 from marft.config.interfaces.schedule import Progress
 from marft.config.run import RunSettings
+from marft.config.secrets import redacted
 from marft.models.dtensors import full_tensor, is_sharded
 from marft.models.policy_registry import PolicyRegistry
 from marft.runs.checkpoints import load_checkpoint, load_critic, load_policies
@@ -32,12 +38,12 @@ from marft.trainer.optimizers import optimizer_tensors, restore_optimizer
 from marft.trainer.ranks.devices import select_device
 from marft.trainer.ranks.group import RankGroup
 from marft.trainer.ranks.messages import (
+    TO_RANK,
+    VALUES,
     GatherOptimizer,
     LoadCheckpoint,
     LoadState,
     NewEpisodes,
-    OperationDone,
-    RankConnection,
     StartRank,
     TrainStep,
     serialize_failure,
@@ -60,40 +66,40 @@ def main(descriptor: int) -> None:
         descriptor: file descriptor of the socket; child processes do not inherit it.
     """
     os.set_inheritable(descriptor, False)
-    connection = RankConnection(socket.socket(fileno=descriptor))
+    connection = BlockingConnection(socket.socket(fileno=descriptor), TO_RANK, VALUES)
     try:
-        _serve(connection)
+        with receive_logs(redacted(write_line), logging.WARNING):
+            _serve(connection)
     except EOFError:  # the run has ended, or has stopped this rank
         return
     except Exception as error:  # noqa: BLE001  every error is reported to the run
         connection.send(serialize_failure(error))
 
 
-def _serve(connection: RankConnection) -> None:
-    begin = connection.receive()
-    run, models = _load_worker(begin)
-    connection.send(OperationDone(os.getpid()))
-    worker = RankWorker(run, models, open_group(run, begin.init_method, begin.rank, models.device))
-    connection.send(OperationDone(os.getpid()))
-    while True:
+def _serve(connection: BlockingConnection) -> None:
+    start_message = connection.receive()
+    run, models = _load_worker(start_message)
+    connection.send(Ready(os.getpid()))
+    worker = RankWorker(run, models, open_group(run, start_message.init_method, start_message.rank, models.device))
+    for number in count():
+        connection.send(Completed(number))
         _handle_message(worker, connection)
-        connection.send(OperationDone(os.getpid()))
 
 
-def _load_worker(begin: StartRank) -> tuple[RunSettings, PolicyRegistry]:
+def _load_worker(start_message: StartRank) -> tuple[RunSettings, PolicyRegistry]:
     from transformers.utils import logging
 
-    logging.set_verbosity(begin.log_level)
+    logging.set_verbosity(start_message.log_level)
     logging.disable_progress_bar()
-    run: RunSettings = pickle.loads(begin.run)
-    run = run.model_copy(update={"device": select_device(run, begin.rank)})
-    remote_bases = {name for name, ranks in build_placement(run).items() if begin.rank not in ranks}
+    run: RunSettings = unpickle_value(start_message.run)
+    run = run.model_copy(update={"device": select_device(run, start_message.rank)})
+    remote_bases = {name for name, ranks in build_placement(run).items() if start_message.rank not in ranks}
     return run, PolicyRegistry(
         run, remote_models=remote_bases, keep_on_cpu=run.training.shard, skip_forward_check=run.training.shard
     )
 
 
-def _handle_message(worker: RankWorker, connection: RankConnection) -> None:
+def _handle_message(worker: RankWorker, connection: BlockingConnection) -> None:
     def wait_for_episodes() -> Sequence[Episode]:
         played = connection.receive()
         assert isinstance(played, NewEpisodes)
@@ -140,18 +146,14 @@ class RankWorker:
         if run.training.shard:
             shard_models(models, group)
         self.learner = Learner(run, models, group)
-        self.guard = NonFiniteGuard(self.learner, lambda _: None, group)
+        self.guard = NonFiniteGuard(self.learner, group)
         self.gather()
 
-    def set_note_callback(self, note: Callable[[str], None]) -> None:
-        """Set the callback for warnings, for example about reverted steps."""
-        self.guard = NonFiniteGuard(self.learner, note, self.group)
-
-    def join(self, group: RankGroup) -> None:
+    def set_ranks(self, group: RankGroup) -> None:
         """Replace the rank group; only for unsharded runs."""
         assert not self.run.training.shard
         self.group = self.guard.ranks = group
-        self.learner.join(group)
+        self.learner.set_ranks(group)
 
     def load(self, path: Path, is_resume: bool) -> None:
         """Load a checkpoint: weights and critic, or the full state to resume.
@@ -249,7 +251,7 @@ class RankWorker:
             fits = self.learner.critic.load_state_dict(state.critic)
             assert fits, "of the same recipe"
         self.learner.load_optimizer_state(state.optimizers)
-        self.learner.load_state_dict(state.parts)
+        self.learner.load_state_dict(state.component_state)
 
     def _check_drift(self, progress: Progress) -> None:
         """Check for bitwise equal weights across ranks.

@@ -1,8 +1,8 @@
-"""Learner backends: this process alone, or several ranks led by this process."""
+"""Learner backend in this process alone, and the choice between it and several ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from marft.common.types import Episode
@@ -27,9 +27,10 @@ class LocalLearner:
     def __init__(self, run: RunSettings) -> None:
         self.run = run
 
-    def join(self, models: PolicyRegistry) -> None:
+    def set_models(self, models: PolicyRegistry) -> None:
         """Set the models to train."""
         self.models, self.learner_state = models, Learner(self.run, models)
+        self._guard = NonFiniteGuard(self.learner_state)
 
     def load(self, start: RunInit) -> State:
         """Load a run's start → run state."""
@@ -38,10 +39,6 @@ class LocalLearner:
     def restore(self, record: CheckpointRecord) -> None:
         """Restore a checkpoint from the run."""
         restore(record, self.models, self.learner_state)
-
-    def set_note_callback(self, note: Callable[[str], None]) -> None:
-        """Set the callback for warnings, for example about reverted steps."""
-        self._guard = NonFiniteGuard(self.learner_state, note)
 
     def learn(
         self,

@@ -33,8 +33,8 @@ from marft.trainer.credit.consistency import spearman
 from marft.trainer.critic import compute_explained_variance
 from marft.trainer.learner import CreditedBatch, Learner
 from marft.trainer.learner_metrics import (
-    BatchMetrics,
     MetricAccumulator,
+    MicroBatchMetrics,
     advantage_metrics,
     compute_gradient_shares,
 )
@@ -166,7 +166,10 @@ class _Estimator:
         fixed = replace(self.learner.score_before_update(batch), old=recorded)  # that step's weights are gone
         credited_batch = self.learner.assign_credit(batch, fixed)
         by_key = {s.action.key: s.advantages for s in credited_batch.samples}
-        metrics = {**credited_batch.credit.metrics, **advantage_metrics(credited_batch.samples, credited_batch.raw)}
+        metrics = {
+            **credited_batch.credit.metrics,
+            **advantage_metrics(credited_batch.samples, credited_batch.unnormalized),
+        }
         critic_variance = math.nan
         if credited_batch.inputs.values is not None and credited_batch.credit.monte_carlo:
             values, targets = credited_batch.inputs.values.actions, credited_batch.credit.monte_carlo
@@ -214,10 +217,12 @@ class _Estimator:
             self.learner.packing.micro_batches(samples, BatchCounts.from_samples(samples, pooled)) if samples else []
         ):
             log_probs = batch.engine_log_probs.clone().requires_grad_()
-            inputs = LossInputs(batch.units(log_probs), batch.units(log_probs.detach()), batch.advantages)
+            inputs = LossInputs(
+                batch.unit_log_probs(log_probs), batch.unit_log_probs(log_probs.detach()), batch.advantages
+            )
             (self.learner.objective(inputs).terms * batch.unit_weights).sum().backward()
             assert log_probs.grad is not None
-            BatchMetrics(batch, accumulator, deferred).add_gradients(log_probs.grad)
+            MicroBatchMetrics(batch, accumulator, deferred).add_gradients(log_probs.grad)
         deferred.read_pending()
         shares = compute_gradient_shares(accumulator, self.learner.roles)
         return {role: shares[f"agents/{role}/gradient_share"] for role in self.learner.roles}

@@ -1,20 +1,18 @@
-"""Recorded episodes come back whole, and every algorithm credits them as it would have in training."""
+"""Every algorithm credits recorded episodes as it would have in training."""
 
 from __future__ import annotations
 
 import io
 import json
 import math
-from contextlib import suppress
-from dataclasses import fields, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings as examples
 from rich.console import Console
 from rich.table import Table
 
@@ -27,23 +25,28 @@ from marft.runs.episode_files import read_episodes, write_episodes
 from marft.runs.metrics_log import LogDigest as LogMark
 from marft.runs.run_folder import RunFolder
 from marft.runs.state import State
-from marft.trainer.credit_audit import CreditAudit, audit_credit
-from marft.trainer.credit_report import (
+from marft.trainer.learner import Learner
+from marft.trainer.micro_batch import FixedLogProbs
+from marft.trainer.train import train
+from marft_lab.credit_audit.audit import RERENDER_MARKER, CreditAudit, CreditEstimate, audit_credit
+from marft_lab.credit_audit.report import (
     action_table,
     agreement_rows,
+    agreement_table,
     audit_rows,
     audit_table,
     select_heatmaps,
     write_credit_report,
 )
-from marft.trainer.learner import Learner
-from marft.trainer.micro_batch import FixedLogProbs
-from marft.trainer.train import train
 from tests import references_credit as slow
+from tests.endpoint import error, says, serving
 from tests.episodes import make_action
 from tests.helpers import settings
-from tests.marft.trainer.test_credit import batches
-from tests.nights import by_day
+from tests.marft.agents.test_segment_training import TURNS, forgetting
+from tests.marft.agents.test_tool_training import begin_with
+from tests.marft.cli.test_obeyed import HOSTILE, check, check_page, hostile_episode, terminal
+from tests.nights import BY_NIGHT
+from tests.remotely import team
 
 
 def preset(name: str, **changes: Any) -> AlgorithmSettings:
@@ -66,52 +69,6 @@ def advantages_of(audit: CreditAudit, name: str) -> list[float]:
     opinion = next(opinion for opinion in audit.estimates if opinion.algorithm == name)
     assert all(a is not None for a in opinion.advantages)
     return [float(a.mean()) for a in opinion.advantages if a is not None]
-
-
-def same(a: Any, b: Any) -> bool:
-    if isinstance(a, np.ndarray):
-        return isinstance(b, np.ndarray) and a.dtype == b.dtype and np.array_equal(a, b)
-    if isinstance(a, tuple) and not hasattr(a, "_fields"):
-        return len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)  # the order of agents counts too
-    if hasattr(a, "__dataclass_fields__"):
-        return all(same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a) if f.name != "data")
-    return bool(a == b)
-
-
-@pytest.mark.slow
-@given(batch=batches(forks=True))
-@examples(max_examples=by_day(30, 60), deadline=None)
-def test_episodes_come_back_from_parquet_as_they_were(
-    batch: list[Episode], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    batch = [
-        replace(e, actions=tuple(replace(a, key=a.key._replace(task=e.task.id)) for a in e.actions)) for e in batch
-    ]
-    path = tmp_path_factory.mktemp("episodes") / "step_000001.parquet"
-    write_episodes(path, batch)
-    read = read_episodes(path)
-    assert len(read) == len(batch)
-    assert all(map(same, batch, read))
-
-
-def test_a_file_that_is_none_of_ours_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "step_000001.parquet").write_bytes(b"nothing of the kind")
-    with pytest.raises(ValueError, match="cannot read the episodes"):
-        read_episodes(tmp_path / "step_000001.parquet")
-
-
-def test_a_flipped_bit_in_recorded_episodes_is_noticed(tmp_path: Path) -> None:
-    said = "".join(map(chr, range(0x100, 0x500)))
-    batch = [Episode(Task(f"t{n}", said), "train/0", n, (), "failed", error=said) for n in range(40)]
-    path = tmp_path / "step_000001.parquet"
-    write_episodes(path, batch)
-    whole = path.read_bytes()
-    for at in range(4, len(whole) // 2, max(1, len(whole) // 300)):
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
-        with suppress(ValueError):
-            assert [(e.task.id, e.error) for e in read_episodes(path)] == [(e.task.id, e.error) for e in batch]
 
 
 def acted(task: str, sample: int, reward: float, tokens: tuple[int, int] = (2, 6), **about: Any) -> Episode:
@@ -551,3 +508,43 @@ def shown(width: int, table: Table) -> str:
     console = Console(width=width, record=True, file=io.StringIO())
     console.print(table)
     return console.export_text()
+
+
+@pytest.mark.slow
+def test_a_run_with_a_remote_teammate_is_credited(tmp_path: Path) -> None:
+    with serving(lambda body, n: error(500) if n == 1 else says("I think it is 42.")) as server:
+        run = team(server, tmp_path, "--training.steps", "1")
+        folder = RunFolder.create(run)
+        train(run, folder)
+    assert len(audit_credit(folder, [run.algorithm], 1).episodes) == 3
+
+
+@BY_NIGHT
+@pytest.mark.slow
+def test_where_a_chat_was_rendered_anew_is_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin_with(monkeypatch, *TURNS)
+    folder = RunFolder.create(forgetting(tmp_path))
+    train(folder.settings(), folder)
+    audit = audit_credit(folder, [folder.settings().algorithm], step=2)
+    write_credit_report(tmp_path / "page", "a run", audit, select_heatmaps(audit, 1))
+    assert (tmp_path / "page.html").read_text().count(RERENDER_MARKER.strip()) == 2
+
+
+def hostile_audit() -> CreditAudit:
+    opinion = CreditEstimate(HOSTILE, [None], {}, {HOSTILE: 1.0}, critic=HOSTILE, notes=[HOSTILE])
+    agreement = {(HOSTILE, HOSTILE): 1.0}
+    return CreditAudit(1, [hostile_episode()], [[HOSTILE, HOSTILE]], [opinion, opinion], agreement, agreement)
+
+
+@pytest.mark.parametrize(
+    "table", [audit_table, agreement_table, lambda audit: action_table(audit, select_heatmaps(audit, 1))]
+)
+def test_the_terminal_shows_what_was_written_and_obeys_nothing(table: Callable[[CreditAudit], Table]) -> None:
+    console = terminal()
+    console.print(table(hostile_audit()))
+    check(console)
+
+
+def test_the_page_shows_what_was_written_and_obeys_nothing(tmp_path: Path) -> None:
+    write_credit_report(tmp_path / "replay", HOSTILE, hostile_audit(), select_heatmaps(hostile_audit(), 1))
+    check_page(tmp_path / "replay.html")

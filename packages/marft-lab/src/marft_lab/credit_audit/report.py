@@ -17,7 +17,7 @@ from marft.common.texts import single_line, truncate
 from marft.common.types import Action, Episode
 from marft.config.interfaces.credit import Floats
 from marft.evaluation.html_pages import render_page
-from marft.trainer.credit_audit import CreditAudit, CreditEstimate
+from marft_lab.credit_audit.audit import CreditAudit, CreditEstimate
 
 AUDIT_COLUMNS = ("groups", "group size", "groups of one", "groups all equal", "zero advantages")
 MAX_CHARACTERS = 160  # maximum characters of a text in the terminal
@@ -61,7 +61,7 @@ def audit_rows(audit: CreditAudit) -> list[list[str]]:
     return [
         [
             estimate.algorithm,
-            *(_format_count(estimate.metrics.get(name)) for name in ("groups",)),
+            _format_count(estimate.metrics.get("groups")),
             _format_sizes(estimate.metrics),
             *(_format_count(estimate.metrics.get(name)) for name in ("singleton_groups", "zero_variance_groups")),
             _format_share(estimate.metrics.get("zero_advantage_fraction", math.nan)),
@@ -159,7 +159,7 @@ def select_heatmaps(audit: CreditAudit, count: int) -> list[EpisodeHeatmap]:
 def write_credit_report(path: Path, title: str, audit: CreditAudit, heatmaps: Sequence[EpisodeHeatmap]) -> None:
     """Write the report to ``<path>.html`` and ``<path>.json``."""
     html = render_page(
-        "marft.trainer",
+        "marft_lab.credit_audit",
         "replay.html.jinja",
         title=title,
         audit=audit,
@@ -172,7 +172,9 @@ def write_credit_report(path: Path, title: str, audit: CreditAudit, heatmaps: Se
         outcome=_describe_outcome,
     )
     atomic.write_file(path.with_suffix(".html"), html)
-    atomic.write_file(path.with_suffix(".json"), json.dumps(_without_nan(audit.as_json()), indent=2) + "\n")
+    atomic.write_file(
+        path.with_suffix(".json"), json.dumps(atomic.replace_non_finite(audit.as_json()), indent=2) + "\n"
+    )
 
 
 def audit_notes(audit: CreditAudit) -> list[str]:
@@ -233,11 +235,3 @@ def _format_sizes(metrics: Mapping[str, float]) -> str:
 
 def _format_share(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.0%}"
-
-
-def _without_nan(value: object) -> object:
-    if isinstance(value, dict):
-        return {key: _without_nan(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(inner) for inner in value]
-    return None if isinstance(value, float) and math.isnan(value) else value

@@ -1,13 +1,12 @@
-"""Worker process handle: attempts, requests, leases and heartbeat."""
+"""Connection to a worker process: attempts, requests, leases and heartbeat."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -16,11 +15,17 @@ from marft.agents.game import Attempt
 from marft.agents.loop_threads import LoopThreadPool
 from marft.common.errors import EpisodeFailedError, RunError
 from marft.common.processes.child_process import END_SECONDS
+from marft.common.processes.connection import AsyncConnection
 from marft.common.processes.launcher import ProcessHandle
-from marft.common.types import Episode, Fork, Status
+from marft.common.processes.messages import MessageError
+from marft.common.processes.pickling import pickle_value
+from marft.common.processes.remote_error import RemoteError
+from marft.common.types import Episode, Status
 from marft.config.interfaces.engine import Sampler
 from marft.inference.endpoints.limits import RateLimit
 from marft.rollout.workers.messages import (
+    FROM_WORKER,
+    VALUES,
     AttemptFailed,
     AttemptsCanceled,
     CancelAttempts,
@@ -32,7 +37,6 @@ from marft.rollout.workers.messages import (
     EpisodeRewarded,
     LeaseGranted,
     LeaseRequest,
-    MessageStream,
     Ping,
     PlayAttempt,
     Quiescence,
@@ -40,11 +44,9 @@ from marft.rollout.workers.messages import (
     RequestFailure,
     RequestResult,
     SampleRequest,
-    StartFailed,
     StartWorker,
     TurnRequest,
     WorkerReady,
-    pickle_value,
 )
 
 
@@ -93,63 +95,6 @@ class ActiveAttempt:
                 future.exception()  # marks the error as retrieved, even without a waiting coroutine
 
 
-@dataclass(slots=True, eq=False)
-class RetriedRollout:
-    """Attempt with retries: after a lost process, the attempt restarts under the same keys.
-
-    A lost process takes all its attempts along, and any of them may be the cause. Each of them is therefore played
-    again with at most half as many concurrent attempts, and finally alone. An attempt that is alone in a lost process
-    is the cause. Attempts that only shared a process with the cause are not blamed.
-
-    Args:
-        attempt: attempt to play.
-        team: pickled team to play with.
-        max_concurrent: maximum number of concurrent attempts in the worker, this attempt included.
-        sole_failures: number of lost processes that played only this attempt.
-        active: current play of the attempt; None after a loss.
-        failed_episode: failed episode, after the attempt was given up.
-        started_at: start time, in seconds of ``time.perf_counter``.
-
-    >>> from marft.common.types import Task
-    >>> tried = RetriedRollout(Attempt(Task("poison", "begin"), "train/0"), b"")
-    >>> for company in (8, 3, 1, 1):
-    ...     tried.record_loss(WorkerLostError("failed", "it was killed", company))
-    ...     print(tried.max_concurrent, tried.sole_failures)
-    4 0
-    1 0
-    1 1
-    1 2
-    """
-
-    attempt: Attempt
-    team: bytes
-    max_concurrent: float = math.inf
-    sole_failures: int = 0
-    active: ActiveAttempt | None = None
-    failed_episode: Episode | None = None  # failed episode, after the attempt was given up
-    started_at: float = field(default_factory=time.perf_counter)
-
-    def record_loss(self, error: WorkerLostError) -> None:
-        """Update the limits after the loss of the attempt's process."""
-        self.active = None
-        self.max_concurrent = max(1, error.attempt_count // 2)
-        self.sole_failures += error.attempt_count == 1
-
-    def fail(self, status: Status, reason: str) -> None:
-        """Stop playing the attempt; the episode gets the status and reason."""
-        attempt, replay = self.attempt, self.attempt.replay
-        self.failed_episode = Episode(
-            attempt.task,
-            attempt.stream,
-            attempt.sample,
-            (),
-            status,
-            error=reason,
-            seconds=time.perf_counter() - self.started_at,
-            fork=Fork(replay.origin, replay.fork_id) if replay else None,
-        )
-
-
 class Leases:
     """Named slots and rate limits of the whole run."""
 
@@ -168,30 +113,30 @@ class Leases:
         await self._turns[name].wait()
 
 
-class Link:
+class WorkerConnection:
     """Connection to a running worker process.
 
-    The link holds the engine's external wait from each message that may start work in the worker, until the worker
+    It holds the engine's external wait from each message that may start work in the worker, until the worker
     reports quiescence. An engine that admits requests in order therefore waits for all workers, as for tools.
 
     Args:
         child: started worker process.
         engine: sampler for the worker's requests.
         leases: slots and rate limits of the run.
-        patience: maximum seconds without an answer from the worker.
+        timeout_seconds: maximum seconds without an answer from the worker.
     """
 
-    def __init__(self, child: ProcessHandle, engine: Sampler, leases: Leases, patience: float) -> None:
+    def __init__(self, child: ProcessHandle, engine: Sampler, leases: Leases, timeout_seconds: float) -> None:
         self._loop = loop = asyncio.get_running_loop()
-        self.child, self.engine, self.leases, self.patience = child, engine, leases, patience
+        self.child, self.engine, self.leases, self.timeout_seconds = child, engine, leases, timeout_seconds
         self.agents: tuple[Agent, ...] = ()
         self.usage: Mapping[str, float] = {}
         self.pid = 0
         self.ready = False
         self.exited: asyncio.Future[str] = loop.create_future()  # set to a description of how the process ended
         self._started: asyncio.Future[None] = loop.create_future()
-        self._idle = asyncio.Event()  # set unless a cancellation is in progress
-        self._idle.set()
+        self._not_canceling = asyncio.Event()  # set unless a cancellation is in progress
+        self._not_canceling.set()
         self._numbers = count()
         self._attempts: dict[int, ActiveAttempt] = {}
         self._requests: dict[int, asyncio.Task[None]] = {}  # requests and leases by number
@@ -203,15 +148,15 @@ class Link:
         self._silent_seconds = 0  # seconds since the last message
         self._is_corrupt = False  # the worker sent an unreadable message
 
-    async def start(self, begin: StartWorker) -> None:
+    async def start(self, start_message: StartWorker) -> None:
         """Build the recipe's components in the worker.
 
         Raises:
             ValueError: a component of the recipe is unavailable in the worker.
             RunError: the process ended during its start.
         """
-        self._stream = await MessageStream.open(self.child.socket)
-        self._stream.send(begin)
+        self._stream = await AsyncConnection.from_socket(self.child.socket, FROM_WORKER, VALUES)
+        self._stream.send(start_message)
         self._listen_task = asyncio.create_task(self._listen())
         await self._started
 
@@ -226,7 +171,7 @@ class Link:
 
         The limit is the minimum over the attempts in progress.
         """
-        if not self._idle.is_set():
+        if not self._not_canceling.is_set():
             return 0
         return min((active.max_concurrent for active in self._attempts.values()), default=math.inf)
 
@@ -256,7 +201,7 @@ class Link:
     def send_heartbeat(self) -> None:
         """Ping the worker, once per second; end a worker after too long a silence."""
         self._silent_seconds += 1
-        if self._silent_seconds == int(self.patience) + 1:
+        if self._silent_seconds == int(self.timeout_seconds) + 1:
             self.child.end()
         self._stream.send(Ping())
 
@@ -266,10 +211,10 @@ class Link:
         The worker receives a single message, even after several calls. A second message would cancel episodes during
         the cleanup of their sessions.
         """
-        if self.ready and self._idle.is_set():
-            self._idle.clear()
+        if self.ready and self._not_canceling.is_set():
+            self._not_canceling.clear()
             self._stream.send(CancelAttempts())
-        await self._idle.wait()
+        await self._not_canceling.wait()
 
     async def end(self) -> None:
         """Stop the process; kill the process after a timeout."""
@@ -285,7 +230,7 @@ class Link:
     async def _listen(self) -> None:
         try:
             while True:
-                for message in await self._stream.receive():
+                for message in await self._stream.receive_together():
                     self._silent_seconds = 0
                     self._handle_message(message)
         except EOFError:
@@ -295,7 +240,11 @@ class Link:
             self.child.end()
         finally:
             self.ready = False
-            self._handle_exit(await asyncio.to_thread(self.child.outcome))
+            outcome = "ended for an unknown reason"
+            try:
+                outcome = await asyncio.to_thread(self.child.wait_for_exit)
+            finally:
+                self._handle_exit(outcome)
 
     def _handle_message(self, message: object) -> None:
         match message:
@@ -325,14 +274,14 @@ class Link:
             case AttemptsCanceled(usage):
                 self.usage = usage
                 self._attempts.clear()
-                self._idle.set()
+                self._not_canceling.set()
             case WorkerReady(pid, agents, usage):
                 self.pid, self.agents, self.usage, self.ready = pid, agents, usage, True
                 if not self._started.done():  # done if the run ended during the start
                     self._started.set_result(None)
-            case StartFailed(fault):
+            case RemoteError():
                 if not self._started.done():
-                    self._started.set_exception(fault.to_error("a worker process"))
+                    self._started.set_exception(message.to_error("a worker process"))
 
     async def _answer_request(self, request: SampleRequest | ChooseRequest) -> None:
         try:
@@ -340,12 +289,18 @@ class Link:
         except EpisodeFailedError as failure:
             outcome = RequestFailure(failure.status, failure.reason)
         except Exception as error:  # noqa: BLE001  error of the engine: no attempt can continue
-            for active in self._attempts.values():
-                active.set_error(error)
+            self._fail_attempts(error)
             return
         finally:
             self._requests.pop(request.number, None)
-        self._send_work(RequestResult(request.number, outcome))
+        try:
+            self._send_work(RequestResult(request.number, outcome))
+        except MessageError as error:  # the engine's result is not plain data
+            self._fail_attempts(error)
+
+    def _fail_attempts(self, error: Exception) -> None:
+        for active in self._attempts.values():
+            active.set_error(error)
 
     def _send(self, message: object) -> None:
         with suppress(RuntimeError):  # the event loop is closed after the run
@@ -370,21 +325,23 @@ class Link:
 
     def _handle_exit(self, outcome: str) -> None:
         """Fail the remaining attempts after the process ended."""
-        is_hung = self._silent_seconds > self.patience
+        is_hung = self._silent_seconds > self.timeout_seconds
         reason = f"the worker process that played it {outcome}"
         if self._is_corrupt:
             reason = "the worker process that played it sent what cannot be read, and was ended"
         if is_hung:
-            reason = f"the worker process that played it did not answer for over {self.patience:g} s, and was ended"
+            reason = (
+                f"the worker process that played it did not answer for over {self.timeout_seconds:g} s, and was ended"
+            )
         for task in self._requests.values():
             task.cancel()
         attempt_count = len(self._attempts)
         for active in self._attempts.values():
             active.set_error(WorkerLostError("timed_out" if is_hung else "failed", reason, attempt_count))
         self._attempts.clear()
-        self._wait.close()
-        self._stream.close()
-        self._idle.set()
+        self._not_canceling.set()
         if not self._started.done():
             self._started.set_exception(RunError(f"a worker process {outcome} before it had begun"))
         self.exited.set_result(outcome)
+        self._stream.close()
+        self._wait.close()  # runs code of the engine, which may fail
