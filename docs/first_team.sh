@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# A team of one's own, from a table to an adapter. All it takes is an empty folder, and marft and pytest installed
+# Train a team on your own table with your own reward, and load its adapter. Run it in an empty folder; install marft and
+# pytest first.
 set -euo pipefail
 
-# A table: one row a task. The bundled model knows sums of small numbers alone, so sums it is.
+# The data: one row per task. The bundled model only knows sums of small numbers.
 python - > sums.csv <<'END'
 import random
 
@@ -13,10 +14,10 @@ for _ in range(60):
     print(f"{a} + {b} - {c},{a + b - c}")
 END
 
-# A folder with a recipe, a reward function and a test of it.
+# A folder with a recipe, a reward function and a test.
 marft init team --data sums.csv --question sum --answer result --yes
 
-# What an answer is worth, in one's own words: a near miss is better than nothing.
+# Your own reward: 1 for the right number, 0.2 for a near miss.
 cat > team/reward.py <<'END'
 import re
 
@@ -30,15 +31,15 @@ END
 cd team
 python -m pytest --quiet test_reward.py
 
-# Train, for a few steps here; without these options it is 20 steps of 64 episodes.
+# Train 4 short steps. The recipe's defaults are 20 steps of 64 episodes.
 marft train recipe.toml --training.steps 4 --rollout.tasks_per_step 8
 marft eval runs/first --mode sampled
 
-# What the team said, worst first; and all of it on one page.
+# Read the worst episode, and write the report.
 marft show runs/first --worst --count 1
 marft report runs/first
 
-# An adapter of peft's, in plain Python.
+# Load the actor's adapter with peft.
 python - <<'END'
 from peft import AutoPeftModelForCausalLM
 from transformers import AutoTokenizer
