@@ -194,5 +194,12 @@ class Rejected:
 
 TO_ENGINE = (EngineInit, LoadCommand, SleepCommand, SampleRequest, ScoreRequest, CancelRequest)
 FROM_ENGINE = (
-    EngineReady, Completed, TokenChunk, ScoreResponse, Heartbeat, RequestFailed, Rejected, RemoteError
-)  # fmt: skip  # a RemoteError ends the engine for good: a restart would also fail
+    EngineReady,
+    Completed,
+    TokenChunk,
+    ScoreResponse,
+    Heartbeat,
+    RequestFailed,
+    Rejected,
+    RemoteError,
+)  # a RemoteError ends the engine for good: a restart would also fail

@@ -258,8 +258,16 @@ class Pong:
 
 
 TO_WORKER = (
-    StartWorker, ChangeTeam, PlayAttempt, RequestResult, SampledToken, LeaseGranted, CancelAttempts, Ping, EndRun
-)  # fmt: skip
+    StartWorker,
+    ChangeTeam,
+    PlayAttempt,
+    RequestResult,
+    SampledToken,
+    LeaseGranted,
+    CancelAttempts,
+    Ping,
+    EndRun,
+)
 FROM_WORKER = (
     WorkerReady, RemoteError, SampleRequest, ChooseRequest, CancelRequest, LeaseRequest, TurnRequest, ReleaseLease,
     Quiescence, EpisodeEnded, EpisodeRewarded, AttemptFailed, AttemptsCanceled, Pong,
