@@ -1,4 +1,4 @@
-r"""What an agent learns from helpers whom it may ask while it trains, and who are gone when it has (AIPO).
+r"""Measure what an agent learns from helpers that are available only during training (AIPO).
 
     python benchmarks/aipo.py                          # five seeds of each arm; it goes on where it stopped
     python benchmarks/aipo.py --seeds 1 --arms aipo grpo

@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def save(rows: Sequence[Mapping[str, Any]], given: argparse.Namespace) -> str:
-    """Write what there is so far → its table."""
+    """Write the results so far, and return their table."""
     run = _run(given, 0, "cold")
     row: dict[str, Any] = {
         "machine": machine.describe(), "tasks": given.tasks, "steps": run.training.steps,

@@ -141,7 +141,7 @@ def trained(output: Path, arm: str, seed: int, episodes: int) -> RunFolder:
 
 
 class UntilThere(Callback):
-    """Stops a run that is there."""
+    """Callback that stops a run at its goal."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._rows = list(folder.read_metrics())
@@ -217,7 +217,7 @@ def table_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def took(row: Mapping[str, Any]) -> int:
-    """Real episodes until it was there, or all."""
+    """Return the number of real episodes until the goal, or all of them."""
     return int(row["arrived"] or row["played"])
 
 

@@ -33,7 +33,7 @@ COLOURS = {"team": "C0", "alone": "C1"}
 
 
 class World(NamedTuple):
-    """What is measured in one world.
+    """Measurements of one world.
 
     Args:
         recipe: of the team; that of one agent has ``_single`` behind it.

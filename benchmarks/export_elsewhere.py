@@ -79,7 +79,7 @@ def greedily(folder: RunFolder, checkpoint: str, tasks: int) -> list[Episode]:
 def jobs(
     export: Export, run: RunSettings, played: Sequence[Episode], merged: bool
 ) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """For each model that is to be loaded there: what it is, and the chats that it answers."""
+    """Return each model to load, with its description and the chats that it answers."""
     models = export.manifest.models
     policies = {name: policy for name, policy in export.manifest.policies.items() if policy.kind == "adapter"}
     cases = [case for episode in played for case in chats(episode, run)]

@@ -127,7 +127,7 @@ def graded(grader: Grader, cases: Sequence[Case]) -> list[bool | str]:
 
 
 def sampled(cases: Sequence[Case], count: int) -> list[Case]:
-    """A fixed sample of so many, or all for 0: one of each kind in turn, as long as it has any."""
+    """Return a fixed sample of the given size, one of each kind in turn; 0 returns all."""
     draw = random.Random(0)
     of: dict[str, list[Case]] = {}
     for case in draw.sample(cases, len(cases)):
@@ -148,7 +148,7 @@ def value(gold: str) -> Fraction | None:
 
 
 def wrong(found: Sequence[str]) -> list[Case]:
-    """Answers to each of these gold answers that are none: each is made so that it differs in value."""
+    """Return wrong answers for each gold answer; each one differs in value."""
     draw, values = random.Random(0), {gold: value(gold) for gold in found}
     numbers = [gold for gold in found if values[gold] is not None]
     others = [gold for gold in found if values[gold] is None]
@@ -231,7 +231,7 @@ MISTAKES: Sequence[Callable[[str], Iterator[tuple[str, str]]]] = (tuples, interv
 
 
 def _bare(gold: str) -> str:
-    """Without what may be written otherwise."""
+    """Return the letters and digits of an answer, without markup that has several spellings."""
     return re.sub(r"\\left|\\right|\\text|\\[dt]frac|[^0-9A-Za-z]", "", gold)
 
 

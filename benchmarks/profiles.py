@@ -96,7 +96,7 @@ class Counting(Callback):
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What all arms have in common."""
+    """Settings that all arms share."""
 
     start: str
     tokens: int

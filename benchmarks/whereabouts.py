@@ -1,4 +1,4 @@
-"""Where is the lamp? What happened stands in several hands, and one who has seen none of it answers.
+"""Questions about a story: several agents each know a part of it, and another agent answers.
 
     one part      Cal is in Oslo. Eve likes rice. Cal bought the lamp. Eve is in Lima.
     the other     Cal gave Eve the lamp. Cal likes soup. Eve is in Bern now.
@@ -56,7 +56,7 @@ def split_read(prompt: str) -> tuple[str, str]:
 
 @dataclass
 class Known:
-    """Knowledge of a story: who bought each thing, who has it, and where people are."""
+    """State of a story: the buyer and the holder of each thing, and the place of each person."""
 
     bought: dict[str, str] = field(default_factory=dict)
     has: dict[str, str] = field(default_factory=dict)
