@@ -32,7 +32,7 @@ from marft.agents.streaming import Detokenizer
 from marft.common.token_data import TokenSource
 from marft.common.types import Action, ActionKey, Sample, SamplingParams
 from marft.config.models import ModelSettings
-from marft.inference.decoding import Row, RunningBatch
+from marft.inference.decoding import DecodeRequest, RunningBatch
 from marft.models.backbone import Backbone
 from marft.models.devices import keep_freed_memory
 from marft.models.loader import load_backbone
@@ -87,7 +87,8 @@ def play(backbone: Backbone, prompt: int, shared: bool) -> dict[str, float]:
     def read(name: str, prompts: list[np.ndarray], tokens: int) -> list[np.ndarray]:
         uniforms = random.random((ATTEMPTS, tokens), np.float32)
         rows = [
-            Row("policy", p, SamplingParams(max_new_tokens=tokens), u) for p, u in zip(prompts, uniforms, strict=True)
+            DecodeRequest("policy", p, SamplingParams(max_new_tokens=tokens), u)
+            for p, u in zip(prompts, uniforms, strict=True)
         ]
         began = time.perf_counter()
         done = batch.admit(rows)

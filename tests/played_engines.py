@@ -81,7 +81,7 @@ class Process:
     def close(self) -> None:
         self.socket.close()
 
-    def wait_for_exit(self) -> str:
+    def wait_or_terminate(self) -> str:
         return self.how
 
     def share_folder(self, folder: Path) -> str:

@@ -17,7 +17,7 @@ from marft.common.types import ActionKey, Episode, Prompt, SamplingParams, Task
 from marft.config import RunSettings, parse_recipe
 from marft.config.endpoint import EndpointSettings
 from marft.inference.endpoints.client import Endpoint
-from marft.inference.remote import RemoteEngine, RemotePolicy
+from marft.inference.remote import EndpointEngine, RemotePolicy
 from marft.inference.router import Router
 from tests.endpoint import Server
 from tests.fakes import FakeEngine, FakeRenderer, Script, ends, game
@@ -47,7 +47,7 @@ def asking(server: Server, **changes: Any) -> Iterator[Endpoint]:
 def teammates(endpoint: Endpoint, *policies: str, local: Sequence[str] = (), inner: FakeEngine | None = None) -> Router:
     """The policies named are behind the endpoint, ``local`` ones are faked."""
     remote = {policy: RemotePolicy(endpoint, 4000) for policy in policies or ("a",)}
-    behind = RemoteEngine(ChatRenderer(), remote, seed=3, decode=lambda _, ids: bytes(ids.astype(np.uint8)).decode())
+    behind = EndpointEngine(ChatRenderer(), remote, seed=3, decode=lambda _, ids: bytes(ids.astype(np.uint8)).decode())
     return Router(dict.fromkeys(local, inner or FakeEngine()) | dict.fromkeys(remote, behind))
 
 

@@ -44,7 +44,7 @@ class There:
     def end(self) -> None:
         self.ended.set()
 
-    def wait_for_exit(self) -> tuple[str, tuple[str, ...]]:
+    def wait_or_terminate(self) -> tuple[str, tuple[str, ...]]:
         self.ended.wait(10)
         return "was killed (SIGTERM)", ("the last line",)
 
@@ -119,7 +119,7 @@ def test_what_it_says_and_is_told_goes_through_and_its_actor_ends_with_it(made: 
     until(lambda: bytes(actor.there.fed) == b"and you")
     child.end()
     assert child.socket.recv(5) == b""
-    assert child.wait_for_exit() == child.wait_for_exit() == "was killed (SIGTERM) on node n1"
+    assert child.wait_or_terminate() == child.wait_or_terminate() == "was killed (SIGTERM) on node n1"
     assert list(child.output_tail) == ["a line", "the last line"]
     assert actor.killed == 1
     child.close()
@@ -130,7 +130,7 @@ def test_one_that_is_lost_with_its_node_is_over_and_says_so(made: Make) -> None:
     assert child.socket.recv(5) == b"hello"
     actor.killed = 1
     assert child.socket.recv(5) == b""
-    assert child.wait_for_exit().startswith("was lost with its place on node n1 (The actor ")
+    assert child.wait_or_terminate().startswith("was lost with its place on node n1 (The actor ")
     with pytest.raises(RunError, match="weights cannot be carried to node n1"):
         child.share_folder(TESTS / "skill_example")
     child.close()
@@ -147,7 +147,7 @@ def test_one_whose_machine_does_not_answer_is_let_go_of(made: Make, monkeypatch:
     child.end()
     assert not actor.killed
     until(lambda: actor.killed)
-    assert "was lost with its place" in child.wait_for_exit()
+    assert "was lost with its place" in child.wait_or_terminate()
 
 
 def test_what_is_carried_is_whole_before_it_is_told_where_it_is(made: Make, tmp_path: Path) -> None:
@@ -171,6 +171,6 @@ def test_what_it_prints_as_it_ends_is_heard(made: Make) -> None:
     there.words = [ProcessOutput(closed=True), ProcessOutput(lines=("KeyError: 'w'",), closed=True)]
     there.end()
     child, _ = made(there)
-    child.wait_for_exit()
+    child.wait_or_terminate()
     assert sorted(child.output_tail) == ["KeyError: 'w'", "the last line"]
     child.close()

@@ -18,7 +18,7 @@ from marft.config import parse_recipe
 from marft.config.load import to_toml
 from marft.evaluation.intervals import gain_bounds, paired_difference
 from marft.runs.episode_files import read_episodes, write_episodes
-from marft.runs.export.recipe import find_code_keys
+from marft.runs.export.recipe import describe_foreign_code
 from marft.runs.run_folder import RunFolder
 from marft.trainer.train import train
 from marft_lab.cli.flows import grow, show
@@ -523,7 +523,9 @@ class TestTuning:
         assert match_context(ours.flow, "Add up.") == ""
         with pytest.raises(ValueError, match="'math:pi' is no function"):
             Flow(network=str(tmp_path / "n.json"), embed="math:pi")
-        assert find_code_keys({"team": ours.model_dump(mode="json")}) == ["team.embed = tests.flow_teams:vectors"]
+        assert describe_foreign_code({"team": ours.model_dump(mode="json")}) == [
+            "team.embed = tests.flow_teams:vectors"
+        ]
 
     def test_where_nobody_says_what_was_solved(self, tmp_path: Path) -> None:
         line = network("source a 1", "a b 1", "b sink 1")

@@ -295,7 +295,7 @@ class TestGathering:
         for step in (0, 1):
             gathered(pool, step)
             matches.used["scored"] += step
-            assert pool.usage() == {"sampled": 10.0, "scored": float(step)}
+            assert pool.latest_batch_usage() == {"sampled": 10.0, "scored": float(step)}
         assert pool.usage_seconds(2.5) == 2.5
 
     def test_the_pass_over_the_tasks_goes_on_with_the_run(self, tmp_path: Path) -> None:

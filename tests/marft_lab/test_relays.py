@@ -59,7 +59,7 @@ def relay(monkeypatch: pytest.MonkeyPatch) -> Iterator[Relay]:
     yield made
     if made._child:
         made.end()
-        made.wait_for_exit()
+        made.wait_or_terminate()
 
 
 def begun(relay: Relay, command: object) -> Relay:
@@ -87,7 +87,7 @@ class TestRelay:
         relay.write_input(b"")
         drawn = whole(relay)
         assert drawn.data == sent
-        how, lines = relay.wait_for_exit()
+        how, lines = relay.wait_or_terminate()
         assert how == "ended itself (exit status 3)"
         assert [*drawn.lines, *lines] == ["good bye"]
 
@@ -107,7 +107,7 @@ class TestRelay:
         begun(relay, echo)
         threading.Timer(0.2, relay.end).start()
         assert whole(relay).closed
-        assert relay.wait_for_exit()[0] == "was killed (SIGTERM)"
+        assert relay.wait_or_terminate()[0] == "was killed (SIGTERM)"
         relay.write_input(b"nobody hears this")
 
     def test_a_command_is_asked_for_where_it_runs(self, relay: Relay) -> None:
@@ -129,7 +129,7 @@ class TestRelay:
         relay.drop("7")
         assert not place.exists()
         relay.end()
-        relay.wait_for_exit()
+        relay.wait_or_terminate()
         assert not list(tmp_path.glob(f"{weight_transfer.PREFIX}*"))
 
     def test_it_says_what_is_there_and_what_is_not(self, relay: Relay, tmp_path: Path) -> None:
@@ -159,14 +159,14 @@ class TestWithoutAProcess:
     def test_its_last_lines_are_told_with_how_it_ended_and_its_folder_goes(self) -> None:
         relay, did = Relay(), list[str]()
 
-        def wait_for_exit() -> str:
+        def wait_or_terminate() -> str:
             relay._add_line("KeyError: 'w'")
             return "ended itself (exit status 1)"
 
         end = SimpleNamespace(close=lambda: did.append("let go"))
-        relay._child = cast(Any, SimpleNamespace(wait_for_exit=wait_for_exit, socket=end))
+        relay._child = cast(Any, SimpleNamespace(wait_or_terminate=wait_or_terminate, socket=end))
         relay._folder = cast(Any, SimpleNamespace(close=lambda: did.append("taken away")))
-        assert relay.wait_for_exit() == ("ended itself (exit status 1)", ("KeyError: 'w'",))
+        assert relay.wait_or_terminate() == ("ended itself (exit status 1)", ("KeyError: 'w'",))
         assert did == ["let go", "taken away"]
 
 
@@ -186,7 +186,7 @@ class TestStarting:
         with pytest.raises(ValueError, match=r"engine\.python"):
             start_all(Starter(), ["a", "b", "c"], echo)
         assert len(made) == 2
-        assert {child.wait_for_exit() for child in made} <= {"was killed (SIGTERM)", "was killed (SIGKILL)"}
+        assert {child.wait_or_terminate() for child in made} <= {"was killed (SIGTERM)", "was killed (SIGKILL)"}
 
     @pytest.mark.slow
     @pytest.mark.skipif(os.environ.get("HYPOTHESIS_PROFILE") != "nightly", reason="a third of a minute: make nightly")

@@ -15,7 +15,7 @@ from marft.envs.tasks import read_tasks
 from marft.runs.episode_files import write_episodes
 from marft.runs.export.manifest import MANIFEST
 from marft_lab.shadow import setup
-from marft_lab.shadow.comparison import ShadowComparison, comparison_identity
+from marft_lab.shadow.comparison import ShadowComparer, comparison_identity
 from marft_lab.shadow.player import ShadowResult
 from marft_lab.shadow.report import build_report, explain_report
 from marft_lab.shadow.scorers import AgreementScorer, RewardScorer, UnscoredError, read_feedback
@@ -60,9 +60,9 @@ def recorded_in(folder: Path, count: int, right: Callable[[int], bool] = lambda 
     write_episodes(folder / "sessions-1-000001.parquet", some)
 
 
-def comparing(folder: Path, name: str = "j", **fields: Any) -> ShadowComparison:
+def comparing(folder: Path, name: str = "j", **fields: Any) -> ShadowComparer:
     rules = ShadowSettings.model_validate({"min_sessions": 5, **fields})
-    return ShadowComparison(
+    return ShadowComparer(
         rules, folder, SessionLog(folder / name, comparison_identity(rules, "b", folder, "r")), seed=0
     )
 

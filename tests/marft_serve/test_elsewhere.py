@@ -17,7 +17,7 @@ from marft.common.types import Option, SamplingParams
 from marft.config import RunSettings
 from marft.config.interfaces.schedule import Progress
 from marft.inference.choice_sampling import ChoiceRequest, choose
-from marft.inference.decoding import Row, RowResult, RunningBatch
+from marft.inference.decoding import DecodeRequest, RowResult, RunningBatch
 from marft.inference.grammar_masking import GrammarCompiler, GrammarMasker
 from marft.models.backbone import Backbone
 from marft.models.log_probs import OutputHead, score_tokens
@@ -161,16 +161,16 @@ class TestDecoding:
     def batch(self, backbone: Backbone, **options: object) -> RunningBatch:
         return RunningBatch(backbone, [2], lambda: Detokenizer(lambda ids: " ".join(map(str, ids))), **options)  # type: ignore[arg-type]
 
-    def rows(self, *options: dict[str, object]) -> list[Row]:
+    def rows(self, *options: dict[str, object]) -> list[DecodeRequest]:
         random = np.random.default_rng(0)
         return [
-            Row(("one", "two", None)[number % 3], ROWS[number % 3], SamplingParams(max_new_tokens=6 + number, **one),  # type: ignore[arg-type]
+            DecodeRequest(("one", "two", None)[number % 3], ROWS[number % 3], SamplingParams(max_new_tokens=6 + number, **one),  # type: ignore[arg-type]
                 random.random(6 + number, np.float32))
             for number, one in enumerate(options)
         ]  # fmt: skip
 
     def played(
-        self, batch: RunningBatch, rows: list[Row], waits: Counter[str] | None = None
+        self, batch: RunningBatch, rows: list[DecodeRequest], waits: Counter[str] | None = None
     ) -> list[tuple[list[int], list[float]]]:
         """Tokens and log-probs of all rows; one token for all of them is one transfer, whoever comes to an end."""
         ask: list[Callable[[], list[RowResult]]] = [lambda: batch.admit(rows)]

@@ -17,7 +17,7 @@ from marft.runs.export.recipe import (
     PLACEHOLDER,
     ExportRecipe,
     export_recipe,
-    find_code_keys,
+    describe_foreign_code,
     find_versions,
     read_recipe_table,
     trust_flag,
@@ -73,7 +73,7 @@ class TestCode:
         assert sorted(out.code) == [f"code/their_package/{name}.py" for name in ("__init__", "helper", "team", "words")]
         assert "numpy" in find_versions(out.packages)
         assert out.omitted == []
-        assert find_code_keys(out.table) == ["team.organization = their_package.team:Mine"]
+        assert describe_foreign_code(out.table) == ["team.organization = their_package.team:Mine"]
 
     def test_code_that_judges_is_left_out_and_said_to_be(self, theirs: Path) -> None:
         reward = {"name": "function", "call": "their_package.grading:reward"}
@@ -190,7 +190,7 @@ class TestSecrets:
         assert out.table["models"]["far"]["endpoint"]["extra_body"] == {"user_key": "$FAR_KEY", "seed_bank": "a"}
         assert not out.omitted
         assert "sk-0123456789" not in str(out.table)
-        assert find_code_keys(out.table) == ["models.far.endpoint.url = http://127.0.0.1:1/v1"]
+        assert describe_foreign_code(out.table) == ["models.far.endpoint.url = http://127.0.0.1:1/v1"]
 
     def test_two_skills_of_one_name_are_two(self, tmp_path: Path) -> None:
         table = recipe()

@@ -205,7 +205,7 @@ class TestTheGroup:
         monkeypatch.setattr(jail.group, "create_group", lambda parent, memory_mb: f"{parent}/one")
         monkeypatch.setattr(jail.group, "remove", removed.append)
         monkeypatch.setattr(jail, "enter_namespaces", lambda: None)
-        monkeypatch.setattr(jail, "start_init", lambda order, own: 0)
+        monkeypatch.setattr(jail, "run_init_process", lambda order, own: 0)
         monkeypatch.setattr(jail, "kill_all", lambda: None)
         assert jail.run_isolated({"group": "/here", "limits": {"memory_mb": 160}}) == 0
         assert removed == ["/here/one"]

@@ -185,7 +185,7 @@ def test_a_first_process_whose_keeper_has_gone_before_it_asks_for_its_death_buil
     monkeypatch.setattr(jail.group, "join_group", lambda own, first: os._exit(0))
     if (pid := os.fork()) == 0:
         os.close(ended[0])
-        jail.start_init({"folder": "/work"}, "")
+        jail.run_init_process({"folder": "/work"}, "")
     os.close(ended[1])
     os.waitpid(pid, 0)
     assert os.read(ended[0], 1) == b""  # both have ended

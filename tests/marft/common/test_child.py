@@ -41,14 +41,14 @@ def begun() -> ChildProcess:
 )
 def test_how_it_ended_is_said(script: str, how: str) -> None:
     child = ChildProcess("worker 7", shell(script), quiet=True)
-    assert child.wait_for_exit() == child.wait_for_exit() == how
+    assert child.wait_or_terminate() == child.wait_or_terminate() == how
     child.close()
 
 
 def test_one_that_is_ended_hears_of_it_before_it_is_killed() -> None:
     child = begun()
     child.end()
-    assert child.wait_for_exit() == "was killed (SIGTERM)"
+    assert child.wait_or_terminate() == "was killed (SIGTERM)"
     child.close()
 
 
@@ -68,7 +68,7 @@ def test_what_it_prints_is_shown_with_its_name_as_something_that_no_terminal_obe
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     child = ChildProcess("worker 7", shell(r"printf '\033[31mred\n'; echo bad >&2"))
-    child.wait_for_exit()
+    child.wait_or_terminate()
     first, second = capfd.readouterr().err.splitlines()
     assert (first.startswith("worker 7: "), "\033" in first, "red" in first, second) == (
         True,
@@ -82,7 +82,7 @@ def test_what_it_prints_is_shown_with_its_name_as_something_that_no_terminal_obe
 def test_it_has_a_session_of_its_own_so_that_ctrl_c_in_the_terminal_is_ours_alone() -> None:
     program = "import os; print(os.getsid(0))"
     child = ChildProcess("worker 7", lambda _: [sys.executable, "-I", "-S", "-c", program], quiet=True)
-    child.wait_for_exit()
+    child.wait_or_terminate()
     assert list(child.output_tail) != [str(os.getsid(0))]
     child.close()
 

@@ -14,7 +14,7 @@ from marft.cli.errors import report_errors
 from marft.cli.main import app
 from marft.config.load import to_toml
 from marft.evaluation.comparison import compare_evaluations
-from marft.evaluation.scenarios import freeze_scenarios, read_scenarios
+from marft.evaluation.scenarios import freeze_scenarios, read_scenario_set
 from marft.runs.episode_files import read_episodes
 from marft.runs.run_folder import RunFolder
 from tests.helpers import settings
@@ -72,7 +72,7 @@ def test_a_set_is_frozen_played_exactly_and_kept_apart(tmp_path: Path, capsys: p
         "7",
     )
     assert command("scenarios", recipe, *words) == 0
-    found = read_scenarios(file)
+    found = read_scenario_set(file)
     assert (found.seed, found.attempts, found.modes, found.split) == (7, 2, ("sampled",), "test")
     assert Counter(int(task[-1]) % 2 for task in found.digests) == {0: 2, 1: 2}
     before = file.read_bytes()
@@ -124,7 +124,7 @@ def test_sets_in_other_modes_are_other_sets_and_a_file_has_all_of_them(tmp_path:
     )
     assert one.digest != both.digest
     both.write(path)
-    assert read_scenarios(path) == both
+    assert read_scenario_set(path) == both
     with pytest.raises(ValueError, match="cannot be called"):
         freeze_scenarios(run, "a b", "test", 2, "", ("greedy",), 1)
 
@@ -134,13 +134,13 @@ def test_what_is_named_twice_in_a_file(tmp_path: Path) -> None:
     freeze_scenarios(lengths(tmp_path), "smoke", "test", 2, "", ("greedy",), 1).write(path)
     table = json.loads(path.read_text())
     path.write_text(json.dumps({**table, "modes": ["greedy", "greedy"]}))
-    assert read_scenarios(path).modes == ("greedy",)
+    assert read_scenario_set(path).modes == ("greedy",)
     path.write_text(json.dumps({**table, "tasks": [*table["tasks"], table["tasks"][0]]}))
     with pytest.raises(ValueError, match="names a task twice"):
-        read_scenarios(path)
+        read_scenario_set(path)
     path.write_text(json.dumps({**table, "attempts": "1"}))
     with pytest.raises(ValueError, match="no set of scenarios"):
-        read_scenarios(path)
+        read_scenario_set(path)
 
 
 @pytest.mark.parametrize(
@@ -156,12 +156,12 @@ def test_a_file_that_is_none_or_was_changed_is_refused(
 ) -> None:
     path = tmp_path / "smoke.json"
     freeze_scenarios(lengths(tmp_path), "smoke", "test", 2, "", ("greedy",), 1).write(path)
-    read_scenarios(path)
+    read_scenario_set(path)
     path.write_text("{" if change is None else json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(ValueError, match=message):
-        read_scenarios(path)
+        read_scenario_set(path)
     with pytest.raises(ValueError, match="cannot be called"):
-        read_scenarios(tmp_path / "a b.json")
+        read_scenario_set(tmp_path / "a b.json")
 
 
 @pytest.mark.parametrize(

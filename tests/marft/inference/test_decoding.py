@@ -15,7 +15,7 @@ from marft.agents.streaming import Detokenizer
 from marft.common import seeds
 from marft.common.reasoning import StopString
 from marft.common.types import SamplingParams
-from marft.inference.decoding import Row, RowResult, RunningBatch
+from marft.inference.decoding import DecodeRequest, RowResult, RunningBatch
 from marft.inference.sampling import BLOCK_SIZE, sample_from_weights, sample_tokens, top_k_top_p_mask
 from marft.models import decode_cache
 from marft.models.attention import KVCache
@@ -25,13 +25,15 @@ from marft.models.packed_rows import PackedRows
 from tests.helpers import lengths_read
 
 
-def row(prompt: tuple[int, ...], adapter: str | None = None, seed: int = 0, **options: object) -> Row:
+def row(prompt: tuple[int, ...], adapter: str | None = None, seed: int = 0, **options: object) -> DecodeRequest:
     sampling = SamplingParams(**{"max_new_tokens": 12, **options})  # type: ignore[arg-type]
     uniforms = seeds.generator(seed, "row", *prompt).random(sampling.max_new_tokens, np.float32)
-    return Row(adapter, np.array(prompt, np.int32), sampling, uniforms)
+    return DecodeRequest(adapter, np.array(prompt, np.int32), sampling, uniforms)
 
 
-def run(batch: RunningBatch, rows: list[Row], later: list[Row] | None = None) -> dict[int, RowResult]:
+def run(
+    batch: RunningBatch, rows: list[DecodeRequest], later: list[DecodeRequest] | None = None
+) -> dict[int, RowResult]:
     finished = batch.admit(rows)
     steps = 0
     while len(batch) or later:

@@ -18,7 +18,7 @@ from marft.common.errors import RowFailedError
 from marft.common.token_data import Grammar
 from marft.common.types import Option, Prompt, SamplingParams
 from marft.inference.choice_sampling import ChoiceRequest, choose
-from marft.inference.decoding import Row, RowResult, RunningBatch
+from marft.inference.decoding import DecodeRequest, RowResult, RunningBatch
 from marft.models.backbone import Backbone
 from marft.models.decode_cache import PackedDecodeCache
 from marft.rollout.local_runner import LocalRolloutRunner
@@ -35,7 +35,7 @@ def deaf(_: int) -> None:
     raise OSError("nobody hears")
 
 
-GUILTY: dict[str, Callable[[], Row]] = {
+GUILTY: dict[str, Callable[[], DecodeRequest]] = {
     "an id that there is not": lambda: row((5, 10**6)),
     "an id below 0": lambda: row((5, -1)),
     "an adapter that there is not": lambda: row((POISON,), "nobody"),
@@ -51,7 +51,7 @@ GUILTY: dict[str, Callable[[], Row]] = {
 }
 
 
-def texts(done: dict[int, RowResult], rows: list[Row]) -> list[list[int]]:
+def texts(done: dict[int, RowResult], rows: list[DecodeRequest]) -> list[list[int]]:
     return [done[id(one)].tokens.tolist() for one in rows]
 
 

@@ -20,7 +20,7 @@ from marft.common import seeds
 from marft.common.token_data import Grammar, GrammarMasks
 from marft.common.types import SamplingParams
 from marft.config.models import ModelSettings
-from marft.inference.decoding import Row, RowResult, RunningBatch
+from marft.inference.decoding import DecodeRequest, RowResult, RunningBatch
 from marft.inference.detokenizer import detokenizer_factory
 from marft.inference.grammar_masking import GrammarCompiler, GrammarMasker
 from marft.models.backbone import Backbone
@@ -51,13 +51,13 @@ def batch_of(backbone: Backbone, tokenizer: PreTrainedTokenizerBase) -> RunningB
     return RunningBatch(backbone, (END, 0), detokenizer_factory(tokenizer, (END, 0)), grammar_masker=holding)
 
 
-def row(number: int, grammar: Grammar | None, **options: Any) -> Row:
+def row(number: int, grammar: Grammar | None, **options: Any) -> DecodeRequest:
     sampling = SamplingParams(**{"max_new_tokens": 200, "grammar": grammar, **options})
     uniforms = seeds.generator(0, "row", number).random(sampling.max_new_tokens, np.float32)
-    return Row(None, np.array([5, 6, 7 + number], np.int32), sampling, uniforms)
+    return DecodeRequest(None, np.array([5, 6, 7 + number], np.int32), sampling, uniforms)
 
 
-def sampled(batch: RunningBatch, rows: list[Row]) -> list[RowResult]:
+def sampled(batch: RunningBatch, rows: list[DecodeRequest]) -> list[RowResult]:
     done = batch.admit(rows)
     while len(batch):
         done += batch.step()

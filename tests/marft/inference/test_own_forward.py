@@ -16,7 +16,7 @@ from marft.agents.streaming import Detokenizer
 from marft.common.callbacks import Callback
 from marft.common.types import SamplingParams
 from marft.config import parse_recipe
-from marft.inference.decoding import Row, RowResult, RunningBatch
+from marft.inference.decoding import DecodeRequest, RowResult, RunningBatch
 from marft.models.backbone import Backbone
 from marft.models.packed_rows import PackedRows
 from marft.runs.run_folder import RunFolder
@@ -78,7 +78,9 @@ def test_what_is_sampled_is_what_the_whole_row_says(backbone: Backbone) -> None:
     policies = [*POLICIES, "one"]
     batch = RunningBatch(backbone, [95], lambda: Detokenizer(str))
     requests = [
-        Row(policy, prompt, SamplingParams(max_new_tokens=lengths[n]), np.random.default_rng(n).random(9, np.float32))
+        DecodeRequest(
+            policy, prompt, SamplingParams(max_new_tokens=lengths[n]), np.random.default_rng(n).random(9, np.float32)
+        )
         for n, (policy, prompt) in enumerate(zip(policies, prompts, strict=True))
     ]
     finished: list[RowResult] = batch.admit(requests[:2])

@@ -16,7 +16,7 @@ from marft.common.types import Option, SamplingParams
 from marft.config.interfaces.schedule import Progress
 from marft.config.models import ModelSettings
 from marft.inference.choice_sampling import ChoiceRequest, choose
-from marft.inference.decoding import Row, RowResult, RunningBatch
+from marft.inference.decoding import DecodeRequest, RowResult, RunningBatch
 from marft.models.backbone import Backbone
 from marft.models.half_precision import store_in_half
 from marft.models.loader import load_backbone
@@ -92,7 +92,7 @@ def test_decoding_says_what_scoring_says(load: Load) -> None:
     backbone = load(torch.bfloat16)
     batch = RunningBatch(backbone, [2], lambda: Detokenizer(lambda ids: " ".join(map(str, ids))), prefix_bytes=2**20)
     rows = [
-        Row(policy, ids, SamplingParams(max_new_tokens=6), np.linspace(0.1, 0.9, 6, dtype=np.float32))
+        DecodeRequest(policy, ids, SamplingParams(max_new_tokens=6), np.linspace(0.1, 0.9, 6, dtype=np.float32))
         for policy, ids in zip(POLICIES, ROWS, strict=True)
     ]
     done: list[RowResult] = batch.admit(rows)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from marft.agents.streaming import Detokenizer
 from marft.common import seeds
 from marft.common.types import ActionKey, Completion, Prompt, SamplingParams
-from marft.inference.decoding import Row, RowResult, RunningBatch
+from marft.inference.decoding import DecodeRequest, RowResult, RunningBatch
 from marft.inference.local import LocalEngine, LocalPolicy, _task_pass
 from marft.inference.prefill import Prefill, PrefillRequest, PrefixCache
 from marft.models import backbone as backbone_module
@@ -44,12 +44,14 @@ def tuned(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> Backbone:
     return backbone
 
 
-def row(prompt: list[int], adapter: str | None = "one", tasks: str = "", tokens: int = 6, seed: int = 0) -> Row:
+def row(
+    prompt: list[int], adapter: str | None = "one", tasks: str = "", tokens: int = 6, seed: int = 0
+) -> DecodeRequest:
     uniforms = seeds.generator(seed, "row", *prompt).random(tokens, np.float32)
-    return Row(adapter, np.array(prompt, np.int32), SamplingParams(max_new_tokens=tokens), uniforms, tasks)
+    return DecodeRequest(adapter, np.array(prompt, np.int32), SamplingParams(max_new_tokens=tokens), uniforms, tasks)
 
 
-def finished(batch: RunningBatch, rows: list[Row]) -> list[RowResult]:
+def finished(batch: RunningBatch, rows: list[DecodeRequest]) -> list[RowResult]:
     done = batch.admit(rows)
     while len(batch):
         done += batch.step()

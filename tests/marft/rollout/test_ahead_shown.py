@@ -78,15 +78,15 @@ class TestUsage:
         rollouts.usage = lambda: dict(counted)  # type: ignore[method-assign]
         gathering = ahead(rollouts)
         gathering.collect(State(), lambda _: None)
-        gathering.usage()
+        gathering.latest_batch_usage()
         sampled = make_action("actor")
         remote = replace(make_action("judge"), usage=Usage(cost=0.25))
         validation = Episode(TASKS[0], "validation/sampled", 0, (sampled, remote), "terminated")
         counted |= {"sampled_tokens": 40.0 + len(sampled.tokens), "remote_cost": 1.25}
         gathering.exclude_validation([validation])
-        used = gathering.usage()
+        used = gathering.latest_batch_usage()
         assert (used["sampled_tokens"], used["remote_cost"]) == (40.0, 1.0)
-        assert gathering.usage()["sampled_tokens"] == 0.0
+        assert gathering.latest_batch_usage()["sampled_tokens"] == 0.0
 
     def test_without_a_lag_it_is_what_was_taken_since_a_step_began(self) -> None:
         rollouts = fake(ahead_of(0))
@@ -101,7 +101,7 @@ class TestUsage:
         gathering, state = SyncRolloutSource(cast("RolloutRunner", rollouts), TASKS), State()
         for _ in range(2):
             state, _ = next_step(gathering, rollouts, state)
-            assert gathering.usage() == {"sampled_tokens": 4.0}
+            assert gathering.latest_batch_usage() == {"sampled_tokens": 4.0}
             assert gathering.usage_seconds(0.5) == 0.5
             counted["sampled_tokens"] += 100.0  # of a validation
 
@@ -109,14 +109,14 @@ class TestUsage:
         rollouts = fake(ahead_of(1))
         gathering = ahead(rollouts)
         rollouts.usage = lambda: {"remote_cost": 0.25}  # type: ignore[method-assign]
-        assert gathering.usage() == {"remote_cost": 0.25}
+        assert gathering.latest_batch_usage() == {"remote_cost": 0.25}
 
     def test_what_is_learned_from_again_passes_a_validation_on(self) -> None:
         rollouts = fake(ahead_of(1))
         gathering = ReplayBuffer(ahead(rollouts), cast("RolloutRunner", rollouts), TASKS)
-        before = gathering.usage()["sampled_tokens"]
+        before = gathering.latest_batch_usage()["sampled_tokens"]
         gathering.exclude_validation([Episode(TASKS[0], "validation/sampled", 0, (make_action("a"),), "terminated")])
-        assert gathering.usage()["sampled_tokens"] < before
+        assert gathering.latest_batch_usage()["sampled_tokens"] < before
 
 
 def test_what_episodes_took_is_told_as_engines_and_endpoints_count_it() -> None:

@@ -197,7 +197,7 @@ def test_what_a_worker_prints_without_end_comes_out_in_pieces(
 ) -> None:
     monkeypatch.setattr("marft.common.processes.child_process.BOOTSTRAP", f"print('x' * {2 * MAX_LINE_BYTES + 7})")
     child = ChildProcess("worker 7", worker_command)
-    assert child.wait_for_exit() == "ended itself (exit status 0)"
+    assert child.wait_or_terminate() == "ended itself (exit status 0)"
     said = [line.removeprefix("worker 7: ") for line in capfd.readouterr().err.splitlines()]
     assert [len(piece) for piece in said] == [MAX_LINE_BYTES, MAX_LINE_BYTES, 7]
 

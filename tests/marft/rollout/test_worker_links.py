@@ -90,7 +90,7 @@ class Stub:
     def end(self) -> None:
         self.ended += 1
 
-    def wait_for_exit(self) -> str:
+    def wait_or_terminate(self) -> str:
         return "ended itself (exit status 3)"
 
 
@@ -272,7 +272,7 @@ class TestEpisodes:
                 yield
                 raise KeyError("engine")
 
-            worker.child.wait_for_exit = fail  # type: ignore[method-assign]
+            worker.child.wait_or_terminate = fail  # type: ignore[method-assign]
             worker.engine.external_wait = broken_wait  # type: ignore[method-assign]
             playing = worker.link.play(ATTEMPT, b"team")
             await worker.goes()

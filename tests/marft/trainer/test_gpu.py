@@ -15,7 +15,7 @@ import torch
 from marft.agents.streaming import Detokenizer
 from marft.common.types import SamplingParams
 from marft.config.interfaces.schedule import Progress
-from marft.inference.decoding import Row, RowResult, RunningBatch
+from marft.inference.decoding import DecodeRequest, RowResult, RunningBatch
 from marft.models.packed_rows import PackedRows
 from marft.models.policy_registry import PolicyRegistry
 from marft.trainer.batching import BatchCounts
@@ -68,7 +68,7 @@ def models(tmp_path: Path, device: str, *overrides: str) -> PolicyRegistry:
 def played(of: PolicyRegistry) -> list[RowResult]:
     batch = RunningBatch(of.base_models["base"], [2], lambda: Detokenizer(lambda ids: " ".join(map(str, ids))))
     rows = [
-        Row(name, ids, SamplingParams(max_new_tokens=8, temperature=0.0), np.zeros(8, np.float32))
+        DecodeRequest(name, ids, SamplingParams(max_new_tokens=8, temperature=0.0), np.zeros(8, np.float32))
         for name, ids in zip(("reasoner", "actor", None), ROWS, strict=True)
     ]
     done = batch.admit(rows)
@@ -120,7 +120,9 @@ def test_half_precision_scores_what_the_cpus_does(tmp_path: Path) -> None:
 def test_a_step_of_decoding_waits_once(tmp_path: Path) -> None:
     of = models(tmp_path, DEVICE)
     batch = RunningBatch(of.base_models["base"], [2], lambda: Detokenizer(lambda ids: " ".join(map(str, ids))))
-    batch.admit([Row(None, ids, SamplingParams(max_new_tokens=8), np.full(8, 0.5, np.float32)) for ids in ROWS])
+    batch.admit(
+        [DecodeRequest(None, ids, SamplingParams(max_new_tokens=8), np.full(8, 0.5, np.float32)) for ids in ROWS]
+    )
     batch.step()
     assert waits(batch.step) == 1
 

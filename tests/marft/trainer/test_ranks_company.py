@@ -132,7 +132,7 @@ def test_a_rank_that_hangs_is_ended_and_said_to_have_hung_and_what_one_failed_of
         child = SimpleNamespace(
             socket=ours,
             end=lambda: ended.append(name),
-            wait_for_exit=lambda: "was killed (SIGKILL)",
+            wait_or_terminate=lambda: "was killed (SIGKILL)",
             close=lambda: None,
         )
         return distributed_learner._Peer(cast(Any, child), 1.0), BlockingConnection(theirs, TO_RANK)
@@ -167,7 +167,7 @@ def other(words: Sequence[object], ended: list[str] | None = None) -> distribute
     child = SimpleNamespace(
         socket=ours,
         end=lambda: end("end"),
-        wait_for_exit=lambda: "ended itself (exit status 0)",
+        wait_or_terminate=lambda: "ended itself (exit status 0)",
         close=lambda: end("close"),
     )
     return distributed_learner._Peer(cast(Any, child), 1.0)

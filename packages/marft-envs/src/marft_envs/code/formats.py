@@ -49,7 +49,7 @@ STAR_MODULES = (
 RECURSION_LIMIT = 50_000  # recursion limit, in calls
 
 
-def import_code(*more: str) -> str:
+def import_preamble(*more: str) -> str:
     """Return the imports from LiveCodeBench's judge (``lcb_runner/evaluation/testing_util.py``).
 
     They import all names from many modules, then restore the built-in names, then import the modules. The judge's
@@ -63,9 +63,9 @@ def import_code(*more: str) -> str:
     return "\n".join([*names, *modules, f"sys.setrecursionlimit({RECURSION_LIMIT})\n"])
 
 
-LIVECODEBENCH_IMPORTS = import_code()
+LIVECODEBENCH_IMPORTS = import_preamble()
 # The judge of APPS (eval/testing_util.py) also provides numpy, which is not available here.
-APPS_IMPORTS = import_code("fractions", "time")
+APPS_IMPORTS = import_preamble("fractions", "time")
 
 
 MAX_BYTES = 1 << 29  # maximum bytes of unpacked tests

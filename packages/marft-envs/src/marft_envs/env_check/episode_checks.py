@@ -253,7 +253,7 @@ def check_isolation(data: CheckData) -> Iterator[Finding]:
         yield Finding("failure", f"episodes that are played at the same time disturb each other: {together}", hint)
 
 
-def check_random_streams(data: CheckData) -> Iterator[Finding]:
+def check_no_global_random(data: CheckData) -> Iterator[Finding]:
     """Check that sessions draw no numbers from the global random generators."""
     if _first_mismatch(data.repeatable, data.repeated):
         return  # already not repeatable

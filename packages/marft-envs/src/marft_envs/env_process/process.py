@@ -204,7 +204,7 @@ class _RunningProcess:
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 self.close(f"the process of {self.package} said what is no answer ({type(error).__name__})")
         if not self.end_reason:
-            outcome = self._child.wait_for_exit()
+            outcome = self._child.wait_or_terminate()
             self.close(f"the process of {self.package} {outcome}")
         self._child.close()
 

@@ -19,7 +19,7 @@ DISCOUNT, SHAPING_WEIGHT = 0.99, 0.1
 
 
 @dataclass(frozen=True)
-class Room:
+class RoomLayout:
     """Fixed parts of a room: ``#`` is a wall, ``.`` a goal, and every other cell is floor."""
 
     rows: tuple[str, ...]
@@ -57,7 +57,7 @@ class SokobanState:
     (True, 'up is blocked.')
     """
 
-    room: Room
+    room: RoomLayout
     player: Cell
     boxes: frozenset[Cell]
 
@@ -65,7 +65,7 @@ class SokobanState:
     def from_map(cls, rows: Sequence[str]) -> SokobanState:
         """Parse a map: ``@`` is the player, ``$`` a box; ``+`` and ``*`` are the same on a goal."""
         fixed_rows = (row.translate(str.maketrans("@$+*", "  ..")) for row in rows)
-        return cls(Room(tuple(fixed_rows)), next(iter(find_cells(rows, "@+"))), find_cells(rows, "$*"))
+        return cls(RoomLayout(tuple(fixed_rows)), next(iter(find_cells(rows, "@+"))), find_cells(rows, "$*"))
 
     @property
     def is_solved(self) -> bool:

@@ -18,7 +18,7 @@ from random import Random
 from typing import NamedTuple
 
 from marft_envs.grids.maps import DIRECTIONS, Cell, adjacent_cell, canonical_text, compute_distances
-from marft_envs.sokoban.rules import Room, SokobanState, render_rows
+from marft_envs.sokoban.rules import RoomLayout, SokobanState, render_rows
 
 MAX_STATES = 20_000
 
@@ -70,7 +70,7 @@ class SolvableStates:
 
 
 @lru_cache(maxsize=64)
-def solvable_states(room: Room) -> SolvableStates:
+def solvable_states(room: RoomLayout) -> SolvableStates:
     """Return the solvable states in a room, up to ``MAX_STATES``."""
     cell_indices = {cell: place for place, cell in enumerate(sorted(room.floor))}
     neighbors = [
@@ -145,7 +145,7 @@ def list_pushes(state: SokobanState) -> list[Push]:
 TURN_PROBABILITY = 0.35  # probability that the walk turns at a step
 
 
-def generate_room(size: int, boxes: int, random: Random) -> Room | None:
+def generate_room(size: int, boxes: int, random: Random) -> RoomLayout | None:
     """Generate a room with goals; None if the floor is too small for the boxes and the player."""
     floor, direction = set(), random.choice(list(DIRECTIONS))
     current = random.randint(1, size - 2), random.randint(1, size - 2)
@@ -160,10 +160,10 @@ def generate_room(size: int, boxes: int, random: Random) -> Room | None:
     goals = set(random.sample(sorted(floor), boxes))
     cells = ((r, c) for r in range(size) for c in range(size))
     text = "".join("." if cell in goals else " " if cell in floor else "#" for cell in cells)
-    return Room(tuple(text[row : row + size] for row in range(0, size * size, size)))
+    return RoomLayout(tuple(text[row : row + size] for row in range(0, size * size, size)))
 
 
-def draw_start(room: Room, nearest: int, farthest: int, random: Random) -> tuple[SokobanState, int] | None:
+def draw_start(room: RoomLayout, nearest: int, farthest: int, random: Random) -> tuple[SokobanState, int] | None:
     """Draw a state without boxes on goals, and return it with the length of its shortest solution in moves.
 
     None means that the room has no such state.

@@ -10,7 +10,7 @@ from itertools import product
 from operator import xor
 from random import Random
 from string import ascii_uppercase
-from typing import Annotated, ClassVar, Protocol, cast
+from typing import Annotated, ClassVar, NamedTuple, Protocol, cast
 
 from pydantic import Field
 
@@ -54,6 +54,13 @@ class Match(Protocol):
         ...
 
 
+class GameStart(NamedTuple):
+    """Start of a match: the content that decides its split, and the values that :meth:`GameRules.start_match` reads."""
+
+    content: str
+    values: dict[str, object]
+
+
 class GameRules(Settings):
     """Rules for a built-in game; the fields define the keys in ``params``."""
 
@@ -61,8 +68,8 @@ class GameRules(Settings):
     cooperative: ClassVar[bool] = False  # all players earn the same
 
     @abstractmethod
-    def draw_start(self, random: Random) -> tuple[str, dict[str, object]]:
-        """Generate a start: its content, which decides the split, and its plain values."""
+    def draw_start(self, random: Random) -> GameStart:
+        """Draw the start of a match."""
 
     @abstractmethod
     def start_match(self, start: Mapping[str, object]) -> Match:
@@ -172,10 +179,10 @@ class Nim(GameRules):
     heaps: Annotated[int, Field(ge=1, le=6)] = Field(default=2, description="number of heaps")
     largest: Annotated[int, Field(ge=1, le=30)] = Field(default=9, description="maximum pieces in a heap")
 
-    def draw_start(self, random: Random) -> tuple[str, dict[str, object]]:
+    def draw_start(self, random: Random) -> GameStart:
         """Draw the heap sizes."""
         heaps = [random.randint(1, self.largest) for _ in range(self.heaps)]
-        return f"nim {sorted(heaps)}", {"heaps": heaps}
+        return GameStart(f"nim {sorted(heaps)}", {"heaps": heaps})
 
     def start_match(self, start: Mapping[str, object]) -> NimMatch:
         """Start a match."""
@@ -240,12 +247,12 @@ class Hints(GameRules):
     objects: Annotated[int, Field(ge=2, le=9)] = Field(default=5, description="number of objects")
     rounds: Annotated[int, Field(ge=1, le=9)] = Field(default=3, description="maximum rounds of a word and a guess")
 
-    def draw_start(self, random: Random) -> tuple[str, dict[str, object]]:
+    def draw_start(self, random: Random) -> GameStart:
         """Draw the objects and the hidden one."""
         objects = random.sample(list(product(COLORS, SHAPES)), self.objects)
         target = random.randrange(self.objects)
         content = f"hints {sorted(objects)} {objects[target]}"
-        return content, {"objects": [" ".join(item) for item in objects], "target": target + 1}
+        return GameStart(content, {"objects": [" ".join(item) for item in objects], "target": target + 1})
 
     def start_match(self, start: Mapping[str, object]) -> HintsMatch:
         """Start a match."""

@@ -14,7 +14,7 @@ from itertools import permutations, product
 from random import Random
 from typing import cast
 
-from marft_envs.textarena.games import GameRules, MatchBoard
+from marft_envs.textarena.games import GameRules, GameStart, MatchBoard
 
 CARDS = "JQK"  # lowest first
 GAME_VALUE = -1.0 / 36.0  # value of the game for the first player, as a payoff: −1/18 chips
@@ -34,13 +34,13 @@ MIXED_STATES = {("K", "")}  # states in which another equilibrium also plays the
 class Kuhn(GameRules):
     """Kuhn poker with one hand per match; the deal defines the start."""
 
-    def draw_start(self, random: Random) -> tuple[str, dict[str, object]]:
+    def draw_start(self, random: Random) -> GameStart:
         """Deal the cards.
 
         Only six deals exist, and chance is part of the game. Each task is therefore a separate draw, identified by
         a number.
         """
-        return f"kuhn {random.getrandbits(62)}", {"cards": "".join(random.sample(CARDS, 2))}
+        return GameStart(f"kuhn {random.getrandbits(62)}", {"cards": "".join(random.sample(CARDS, 2))})
 
     def start_match(self, start: Mapping[str, object]) -> KuhnMatch:
         """Start a match."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from marft.cli.console import bold, wide_console
-from marft.cli.errors import open_run
+from marft.cli.errors import open_run_for_command
 from marft.cli.handlers import progress_bar, silence_transformers
 from marft.cli.listings import load_preset
 from marft.common.errors import UserError
@@ -24,7 +24,7 @@ def replay_step(path: Path, names: Sequence[str], step: int, episodes: int) -> N
     Raises:
         UserError: no preset is named, or the step has no recorded episodes.
     """
-    folder = open_run(path)
+    folder = open_run_for_command(path)
     own_algorithm = folder.settings().algorithm
     names = list(dict.fromkeys(name.strip() for name in names if name.strip()))
     if not names:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from marft.cli.console import bold
-from marft.cli.errors import open_run
+from marft.cli.errors import open_run_for_command
 from marft.cli.handlers import progress_bar, silence_transformers
 from marft.cli.output import OutputMode, open_output
 from marft.common.texts import single_line
@@ -25,7 +25,7 @@ def run_league(path: Path, overrides: Sequence[str], matches: int, versions: int
     Raises:
         ValueError: the run does not exist, or has no opponents.
     """
-    folder = open_run(path)
+    folder = open_run_for_command(path)
     run = folder.relocated_settings(overrides)
     silence_transformers()
     from marft_lab.league.evaluation.matches import play_league

@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from marft.cli.errors import open_run
+from marft.cli.errors import open_run_for_command
 from marft.cli.output import Output, OutputMode, open_output
 from marft.common.errors import UserError
 from marft.config import RunSettings, load_recipe
@@ -49,7 +49,7 @@ def _load_recipe_or_run(path: Path, overrides: Sequence[str], request: PlanReque
     """Return the settings, and the request; for a run, recorded values fill in the values that are not given."""
     if not path.is_dir():
         return load_recipe(path, overrides), request
-    folder = open_run(path)
+    folder = open_run_for_command(path)
     run, recording = folder.relocated_settings(overrides), read_recorded_lengths(folder)
     if recording is None:
         return run, request

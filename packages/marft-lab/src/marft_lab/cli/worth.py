@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from marft.cli.console import bold
-from marft.cli.errors import open_run
+from marft.cli.errors import open_run_for_command
 from marft.cli.handlers import progress_bar, silence_transformers
 from marft.cli.output import OutputMode, open_output
 from marft.common.texts import single_line
@@ -28,7 +28,7 @@ def run_worth(path: Path, overrides: Sequence[str], options: ComparisonOptions, 
     Raises:
         ValueError: unknown run, checkpoint or part.
     """
-    folder = open_run(path)
+    folder = open_run_for_command(path)
     run = folder.relocated_settings(overrides)
     silence_transformers()
     from marft_lab.team_evaluation.report import write_report

@@ -178,10 +178,10 @@ class RemoteProcess:
     def close(self) -> None:
         """Terminate the process, wait for its exit and close the connection."""
         self.end()
-        self.wait_for_exit()
+        self.wait_or_terminate()
         self.socket.close()
 
-    def wait_for_exit(self) -> str:
+    def wait_or_terminate(self) -> str:
         """Wait for the process to exit and return the outcome; then stop the actor."""
         with self._outcome_lock:
             if not self._outcome:
@@ -197,7 +197,7 @@ class RemoteProcess:
 
     def _wait_for_outcome(self) -> str:
         try:
-            outcome, lines = ray.get(self._actor.wait_for_exit.remote())
+            outcome, lines = ray.get(self._actor.wait_or_terminate.remote())
         except RayError as error:
             return f"was lost with its place on node {self.node} ({_describe_error(error)})"
         self._show_lines(lines)

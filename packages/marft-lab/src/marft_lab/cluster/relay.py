@@ -142,10 +142,10 @@ class Relay:
         assert self._child is not None
         self._child.end()
 
-    def wait_for_exit(self) -> tuple[str, Sequence[str]]:
+    def wait_or_terminate(self) -> tuple[str, Sequence[str]]:
         """Wait for the process to exit; return the outcome and the last printed lines."""
         assert self._child is not None
-        outcome = self._child.wait_for_exit()
+        outcome = self._child.wait_or_terminate()
         self._child.socket.close()
         if self._folder:
             self._folder.close()

@@ -129,7 +129,7 @@ class SiteLink:
                 elif isinstance(error, ValueError):
                     outcome = f"sent what nobody asked for ({error})"
                 else:
-                    outcome = child.wait_for_exit()
+                    outcome = child.wait_or_terminate()
                 self.end()
                 if self._is_closing:
                     raise SiteFailedError(outcome) from None

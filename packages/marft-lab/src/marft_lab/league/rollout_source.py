@@ -84,7 +84,7 @@ class OpponentPoolSource:
         self.pool = pool.with_results(scores)
         return replace(batch, metrics={**batch.metrics, **self._metrics()})
 
-    def usage(self) -> dict[str, float]:
+    def latest_batch_usage(self) -> dict[str, float]:
         """Return the usage counters since the last step."""
         return {name: count - self._usage_before.get(name, 0.0) for name, count in self._rollouts.usage().items()}
 

@@ -37,7 +37,7 @@ def comparison_identity(settings: ShadowSettings, team: str, sessions: Path, gra
     return {"team": team, "sessions": str(sessions), "graded by": graded_by, **rules}
 
 
-class ShadowComparison:
+class ShadowComparer:
     """Comparison that resumes from its journal.
 
     Args:

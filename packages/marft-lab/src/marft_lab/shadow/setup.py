@@ -17,7 +17,7 @@ from marft.runs.export.manifest import load_export
 from marft.runs.export.recipe import load_settings
 from marft.runs.lock import lock_folder
 from marft.runs.run_folder import RunFolder
-from marft_lab.shadow.comparison import LOG_FILE, ShadowComparison, ShadowState, comparison_identity
+from marft_lab.shadow.comparison import LOG_FILE, ShadowComparer, ShadowState, comparison_identity
 from marft_lab.shadow.player import ShadowPlayer, to_shadow_team
 from marft_lab.shadow.report import build_report, write_report
 from marft_lab.shadow.scorers import AgreementScorer, RewardScorer, Scorer, read_feedback
@@ -69,7 +69,7 @@ class ShadowRequest:
 
 
 @contextmanager
-def open_shadow(request: ShadowRequest) -> Iterator[tuple[ShadowComparison, ShadowPlayer, Scorer, dict[str, object]]]:
+def open_shadow(request: ShadowRequest) -> Iterator[tuple[ShadowComparer, ShadowPlayer, Scorer, dict[str, object]]]:
     """Open or resume a shadow; yield the comparison, the player, the scorer and the identity of the test.
 
     Raises:
@@ -90,7 +90,7 @@ def open_shadow(request: ShadowRequest) -> Iterator[tuple[ShadowComparison, Shad
         exit_stack.callback(scorer.close)
         session_log = SessionLog(request.output / LOG_FILE, rules)
         exit_stack.callback(session_log.close)
-        comparison = ShadowComparison(settings, request.sessions, session_log, team.run.seed, request.follow)
+        comparison = ShadowComparer(settings, request.sessions, session_log, team.run.seed, request.follow)
         player = ShadowPlayer(to_shadow_team(team, read_tools(request.sessions)))
         exit_stack.callback(player.close)
         yield comparison, player, scorer, rules

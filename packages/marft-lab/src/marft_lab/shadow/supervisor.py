@@ -114,7 +114,7 @@ class ShadowSupervisor:
             self._attach_process(int(child.socket.recv(32)))
             while data := child.socket.recv(4096):
                 sessions += len(data)
-        outcome = child.wait_for_exit()
+        outcome = child.wait_or_terminate()
         with self._lock:
             if self._pidfd >= 0:
                 os.close(self._pidfd)

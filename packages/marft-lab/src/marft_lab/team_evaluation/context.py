@@ -51,14 +51,14 @@ class ComparisonContext:
         return [agent.role for agent in self.run.agents]
 
     @property
-    def policies(self) -> Mapping[str, str]:
-        """Policies by role."""
+    def policy_by_role(self) -> Mapping[str, str]:
+        """Policy name of each role."""
         return {agent.role: agent.policy for agent in self.run.agents}
 
     @property
     def trained(self) -> list[str]:
         """Trained policies, in the order of the agents."""
-        used = dict.fromkeys(self.policies.values())
+        used = dict.fromkeys(self.policy_by_role.values())
         return [policy for policy in used if policy in self.run.trained_policies]
 
     @cached_property
@@ -79,7 +79,7 @@ class ComparisonContext:
 
     def roles_of(self, policy: str) -> list[str]:
         """Return a policy's roles."""
-        return [role for role, role_policy in self.policies.items() if role_policy == policy]
+        return [role for role, role_policy in self.policy_by_role.items() if role_policy == policy]
 
     def build_rows(self, part: str, variants: Mapping[str, TeamVariant]) -> list[ResultRow]:
         """Play arms by name, and compare them with the team."""

@@ -142,7 +142,8 @@ def _paraphrase_by_model(context: ComparisonContext, source: str, role_texts: Ro
 
 def _uses_tiny_model(context: ComparisonContext) -> bool:
     return any(
-        context.run.models[context.run.policies[policy].model].path == "tiny" for policy in context.policies.values()
+        context.run.models[context.run.policies[policy].model].path == "tiny"
+        for policy in context.policy_by_role.values()
     )
 
 

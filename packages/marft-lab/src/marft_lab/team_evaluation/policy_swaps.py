@@ -100,7 +100,7 @@ def _note_limits(context: ComparisonContext) -> None:
         if len(context.roles_of(policy)) > 1:
             shared = " and ".join(context.roles_of(policy))
             context.note(SWAP, f"{shared} share the policy {policy}: they cannot swap, and nothing would change")
-    frozen = [role for role, policy in context.policies.items() if policy not in context.trained]
+    frozen = [role for role, policy in context.policy_by_role.items() if policy not in context.trained]
     if frozen:
         context.note(SWAP, f"{', '.join(frozen)}: not trained, so the same in every checkpoint, and not swapped")
     if len(context.trained) < 2:

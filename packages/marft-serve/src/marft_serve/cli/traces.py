@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from marft.cli.console import INTERRUPTED, wide_console
-from marft.cli.errors import open_run, set_run_folder
+from marft.cli.errors import open_run_for_command, set_run_folder
 from marft.cli.handlers import silence_transformers
 from marft.cli.output import OutputMode, open_output
 from marft.common.errors import RunError, UserError
@@ -65,7 +65,7 @@ class RecipeWithTraces:
     def load_warm_start(self) -> tuple[RunSettings, RunFolder]:
         """Return settings and folder for a warm start, new or resumed."""
         if self.recipe.is_dir():
-            folder = open_run(self.recipe)
+            folder = open_run_for_command(self.recipe)
             changes = self.build_changes(folder.relocated_settings(self.overrides))
             return folder.relocated_settings(self.overrides, changes), folder
         run = self.load("sft")

@@ -78,7 +78,7 @@ class QuoteSource:
     prompt: tuple[str, ...]
 
     @cached_property
-    def role(self) -> str:
+    def normalized_role(self) -> str:
         """Normalized role name."""
         return normalize_words(self.action.agent)
 
@@ -281,13 +281,13 @@ class _QuoteMatches:
         piece = self.pieces[place.piece]
         before = f" {' '.join(_last_words(piece[: place.start], ROLE_WINDOW))} "
         after = f" {' '.join(_first_words(piece[place.end :], ROLE_WINDOW))} "
-        if not any(source.role in before for source in sources):
-            named = [source for source in sources if source.role in after] or list(sources)
-            return [max(named, key=lambda source: (-after.find(source.role), source.action.index))]
-        best = [max(sources, key=lambda source: (before.rfind(source.role), source.action.index))]
+        if not any(source.normalized_role in before for source in sources):
+            named = [source for source in sources if source.normalized_role in after] or list(sources)
+            return [max(named, key=lambda source: (-after.find(source.normalized_role), source.action.index))]
+        best = [max(sources, key=lambda source: (before.rfind(source.normalized_role), source.action.index))]
         while True:
-            head = before[: before.rfind(best[-1].role) + 1].removesuffix("and ")
-            adjacent = [source for source in sources if head.endswith(source.role) and source not in best]
+            head = before[: before.rfind(best[-1].normalized_role) + 1].removesuffix("and ")
+            adjacent = [source for source in sources if head.endswith(source.normalized_role) and source not in best]
             if not adjacent:
                 return best
             best.append(max(adjacent, key=lambda source: source.action.index))

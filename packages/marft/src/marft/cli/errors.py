@@ -70,7 +70,7 @@ def set_run_folder(folder: Path) -> None:
     _state.folder = folder
 
 
-def open_run(path: Path) -> RunFolder:
+def open_run_for_command(path: Path) -> RunFolder:
     """Open a run, and set its folder for later error reports.
 
     Raises:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from marft.cli.console import evaluation_table, pass_at_k_table
-from marft.cli.errors import open_run, set_run_folder
+from marft.cli.errors import open_run_for_command, set_run_folder
 from marft.cli.handlers import console, progress_bar, silence_transformers
 from marft.cli.output import Output, OutputMode, open_output
 from marft.common.errors import UserError
@@ -122,9 +122,9 @@ def evaluate(
     options.check()
     targets = [resolve_target(path, overrides, options) for path in paths]
     silence_transformers()
-    from marft.evaluation.scenarios import read_scenarios
+    from marft.evaluation.scenarios import read_scenario_set
 
-    scenarios = read_scenarios(options.scenarios) if options.scenarios else None
+    scenarios = read_scenario_set(options.scenarios) if options.scenarios else None
     if options.by:
         _check_field(targets, options, scenarios)
     rows: list[dict[str, Any]] = []
@@ -222,7 +222,7 @@ def resolve_target(path: Path, overrides: Sequence[str], options: EvaluationOpti
     if path.parent.name == "checkpoints" and (path / "state.json").is_file():
         path, checkpoints = path.parent.parent, [path.name]
     if path.is_dir():
-        folder = open_run(path)
+        folder = open_run_for_command(path)
         run, changed = _apply_team(folder.relocated_settings, folder.relocated_settings(overrides), overrides, options)
         return EvaluationTarget(run, folder, checkpoints, folder, reorganized=changed)
     settings = load_recipe(path, overrides)

@@ -13,7 +13,7 @@ from rich.progress import Progress
 from rich.text import Text
 
 from marft.cli.console import INTERRUPTED, wide_console
-from marft.cli.errors import open_run, set_run_folder
+from marft.cli.errors import open_run_for_command, set_run_folder
 from marft.cli.output import OutputMode, open_output
 from marft.common import atomic
 from marft.common.errors import UserError
@@ -135,7 +135,7 @@ def graph(path: Path, name: str, step: int) -> None:
     from marft.evaluation.transcripts import find_episode
     from marft.runs.episode_files import read_episodes
 
-    folder = open_run(path)
+    folder = open_run_for_command(path)
     file = folder.find_recorded(step)
     episode = find_episode(read_episodes(file), name)
     console.print(f"{episode.task.id} #{episode.sample} of {file.stem}: {episode.status}")
@@ -187,7 +187,7 @@ def report(path: Path, against: Sequence[Path]) -> None:
     """``marft report``."""
     from marft.evaluation.report import write_report
 
-    folder = open_run(path)
+    folder = open_run_for_command(path)
     other_folders = [RunFolder.open(other_path) for other_path in against]
     write_report(folder, other_folders)
     for problem in describe_unevaluated(other_folders):
@@ -206,7 +206,7 @@ def silence_transformers() -> None:
 def _load_run(path: Path, overrides: Sequence[str]) -> tuple[RunSettings, RunFolder | None]:
     """Return settings from a recipe file or a run's folder, with the folder of the run."""
     if path.is_dir():
-        folder = open_run(path)
+        folder = open_run_for_command(path)
         return folder.relocated_settings(overrides), folder
     return load_recipe(path, overrides), None
 
@@ -257,7 +257,7 @@ def export(
     from marft.config.team_changes import read_team_change
 
     change = read_team_change(team_file) if team_file else None
-    folder = open_run(run)
+    folder = open_run_for_command(run)
     silence_transformers()
     from marft.runs.export.exporter import export_run
     from marft.runs.export.manifest import RECIPE

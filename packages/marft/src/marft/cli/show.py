@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from marft.cli.console import INTERRUPTED, bold, wide_console
-from marft.cli.errors import open_run
+from marft.cli.errors import open_run_for_command
 from marft.common.errors import UserError
 from marft.common.texts import sanitize, single_line, truncate
 from marft.common.types import Action, Episode
@@ -100,7 +100,7 @@ def show_episodes(path: Path, step: int | None, agent: str, task: str, sort_orde
         for item in render_sessions(sessions, step, agent, task, sort_orders, count):
             console.print(item)
         return
-    folder = open_run(path)
+    folder = open_run_for_command(path)
     recorded = PromptDecoder(folder.config_path)
     if task and step is None:
         if agent or sort_orders:
@@ -274,7 +274,7 @@ def follow_run(path: Path, step: int | None, agent: str, task: str, sort_orders:
     if step is not None or task or len(sort_orders) > 1:
         raise UserError("--follow shows every step as it comes; it goes with --agent, --count, and one of --worst, …")
     order = cast("Order", sort_orders[0] if sort_orders else "")
-    folder, console = open_run(path), wide_console()
+    folder, console = open_run_for_command(path), wide_console()
     recorded = PromptDecoder(folder.config_path)
     try:
         for file in _new_files(folder):

@@ -136,7 +136,7 @@ def freeze_scenarios(
     return ScenarioSet(name, run.environment.name, split, run.seed, tuple(modes), attempts, digests)
 
 
-def read_scenarios(path: Path) -> ScenarioSet:
+def read_scenario_set(path: Path) -> ScenarioSet:
     """Read a file of scenarios.
 
     Raises:

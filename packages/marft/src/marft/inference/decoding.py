@@ -36,8 +36,8 @@ TokenCallback = Callable[[int, float, Alternatives], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Row:
-    """Sampling request: prompt and one uniform number per token."""
+class DecodeRequest:
+    """Request to sample one completion: the prompt and one uniform number per token."""
 
     adapter: str | None
     prompt: TokenIds  # [T]
@@ -51,7 +51,7 @@ class Row:
 class RowResult:
     """Result for one row: sampled tokens or an error."""
 
-    row: Row
+    row: DecodeRequest
     tokens: TokenIds  # [T]
     log_probs: LogProbs  # [T]
     finish: FinishReason
@@ -62,16 +62,16 @@ class RowResult:
     error: Exception | None = None  # error raised for this row; the row then has no tokens
 
     @staticmethod
-    def failed(row: Row, error: Exception) -> RowResult:
+    def failed(row: DecodeRequest, error: Exception) -> RowResult:
         """Return the result for a row with a sampling error."""
         return RowResult(row, np.empty(0, np.int32), np.empty(0, np.float32), "length", error=error)
 
 
 @dataclass(slots=True, eq=False)
 class _LiveRow:
-    """Row in the running batch, with its sampled tokens and what watches them."""
+    """Request in the running batch, with its sampled tokens and what watches them."""
 
-    row: Row
+    row: DecodeRequest
     grammar: GrammarState | None
     stop_checker: StopStringChecker | None
     token_callback: TokenCallback | None
@@ -157,12 +157,12 @@ class RunningBatch:
         return len(self.live)
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[DecodeRequest]:
         """Live rows."""
         return [live.row for live in self.live]
 
     @torch.inference_mode()
-    def admit(self, rows: Sequence[Row]) -> list[RowResult]:
+    def admit(self, rows: Sequence[DecodeRequest]) -> list[RowResult]:
         """Prefill rows and sample their first token; return the rows that finish.
 
         Rows with the same pass, adapter and prompt share one prefill.
@@ -243,7 +243,7 @@ class RunningBatch:
         self.prefill = Prefill(self.backbone, self.decode_cache, self.prefix_bytes, self.prefill.tokens)
 
     @torch.inference_mode()
-    def abort(self, rows: Sequence[Row]) -> None:
+    def abort(self, rows: Sequence[DecodeRequest]) -> None:
         """Remove cancelled rows."""
         aborted = {id(row) for row in rows}
         self._remove_rows([index for index, live in enumerate(self.live) if id(live.row) in aborted])
@@ -260,7 +260,7 @@ class RunningBatch:
         The result tells a broken engine from a broken request.
         """
         batch = self if not self.live else RunningBatch(self.backbone, tuple(self.stop_ids), self.make_detokenizer)
-        row = Row(None, np.zeros(1, np.int32), SamplingParams(max_new_tokens=2), np.zeros(2, np.float32))
+        row = DecodeRequest(None, np.zeros(1, np.int32), SamplingParams(max_new_tokens=2), np.zeros(2, np.float32))
         try:
             results = batch.admit([row])
             results += batch.step() if batch.live else []
@@ -289,7 +289,7 @@ class RunningBatch:
         row_order = np.repeat(np.argsort(order), [len(same) for same in groups])
         return last[to_device(row_order, last.device)]
 
-    def _start_row(self, row: Row) -> _LiveRow:
+    def _start_row(self, row: DecodeRequest) -> _LiveRow:
         """Validate a row and start its checks and callbacks.
 
         Raises:
@@ -406,7 +406,7 @@ class RunningBatch:
         self.greedy = self.greedy[keep]
 
 
-def _fail_row(row: Row, error: Exception) -> RowResult:
+def _fail_row(row: DecodeRequest, error: Exception) -> RowResult:
     """Log the error and return the failed result."""
     logger.error("a row could not be sampled, and is left out: %s", single_line(format_error(error)), exc_info=error)
     return RowResult.failed(row, error)

@@ -21,7 +21,7 @@ from marft.common.types import ActionKey, Choice, Completion, Option, Prompt, Sa
 from marft.config.interfaces.engine import Weights
 from marft.config.settings import did_you_mean
 from marft.inference.choice_sampling import ChoiceRequest, choose
-from marft.inference.decoding import Row, RowResult, RunningBatch
+from marft.inference.decoding import DecodeRequest, RowResult, RunningBatch
 from marft.inference.detokenizer import detokenizer_factory
 from marft.inference.grammar_masking import GrammarMasker
 from marft.inference.quiescence import QuiescenceBarrier
@@ -46,7 +46,7 @@ class LocalPolicy:
 class _Request:
     key: ActionKey
     policy: str
-    row: Row
+    row: DecodeRequest
     result: asyncio.Future[Completion]
 
 
@@ -114,9 +114,11 @@ class LocalEngine:
         """
         local = self._find_policy(policy)
         uniforms = seeds.generator(self.seed, "sample", *key).random(sampling.max_new_tokens, np.float32)
-        return await self.sample_row(policy, Row(local.adapter, prompt.ids, sampling, uniforms, _task_pass(key)), key)
+        return await self.sample_row(
+            policy, DecodeRequest(local.adapter, prompt.ids, sampling, uniforms, _task_pass(key)), key
+        )
 
-    async def sample_row(self, policy: str, row: Row, key: ActionKey) -> Completion:
+    async def sample_row(self, policy: str, row: DecodeRequest, key: ActionKey) -> Completion:
         """Sample a row for a policy.
 
         Args:
@@ -290,7 +292,7 @@ class LocalEngine:
         return finished
 
     def _run_on_batch(
-        self, batch: RunningBatch, work: Callable[[], list[RowResult]], new_rows: Sequence[Row] = ()
+        self, batch: RunningBatch, work: Callable[[], list[RowResult]], new_rows: Sequence[DecodeRequest] = ()
     ) -> list[RowResult]:
         """On the worker: run one operation on a batch; return the finished rows.
 

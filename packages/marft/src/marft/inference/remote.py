@@ -40,7 +40,7 @@ class RemotePolicy:
     context_length: int
 
 
-class RemoteEngine:
+class EndpointEngine:
     """Engine with actions from remote endpoints.
 
     Endpoints answer in text. The text is recorded in the tokens of the policy's local tokenizer, for local policies

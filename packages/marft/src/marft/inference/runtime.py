@@ -18,7 +18,7 @@ from marft.inference.caller_thread import BackgroundTask, CallerThreadExecutor, 
 from marft.inference.chat_messages import ChatFormat
 from marft.inference.endpoints.client import Endpoint
 from marft.inference.plugin_engine import PluginEngine
-from marft.inference.remote import RemoteEngine, RemotePolicy
+from marft.inference.remote import EndpointEngine, RemotePolicy
 from marft.inference.renderer import ChatRenderer
 from marft.inference.router import Router
 from marft.models.policy_registry import PolicyRegistry
@@ -64,7 +64,7 @@ class InferenceRuntime:
         local_policies = [name for name in self.models.policies if name not in remote]
         self.renderer = build_renderer(run, self.models.formats, for_engine=True)
         local_engine = _open_engine(run, self.models, local_policies, self._thread)
-        remote_engine = RemoteEngine(self.renderer, remote, decode=self.decode, seed=run.seed)
+        remote_engine = EndpointEngine(self.renderer, remote, decode=self.decode, seed=run.seed)
         self.engine = Router(dict.fromkeys(local_policies, local_engine) | dict.fromkeys(remote, remote_engine))
         resources.callback(lambda: self.wait_for(self.engine.close()))
 

@@ -106,7 +106,7 @@ class TrainingLoop:
         run, timer, number = self.rollouts.run, PhaseTimer(), state.step + 1
         with timer("sampling"):
             batch = self.source.collect(state, self.callbacks.on_episode)
-        used, sampling_seconds = self.source.usage(), self.source.usage_seconds(timer.seconds["sampling"])
+        used, sampling_seconds = self.source.latest_batch_usage(), self.source.usage_seconds(timer.seconds["sampling"])
         self._check_batch(number, batch)
         self.callbacks.on_rollout(number, batch.episodes)
         metrics = compute_rollout_metrics(self.rollouts, batch) | used
@@ -155,7 +155,7 @@ class TrainingLoop:
         with timer("sampling"):
             self.rollouts.publish(state.step)
             batch = self.source.play_again(state, len(repeats) + 1, self.callbacks.on_episode)
-        for name, count in self.source.usage().items():
+        for name, count in self.source.latest_batch_usage().items():
             used[name] = used.get(name, 0.0) + count
         self._check_batch(state.step + 1, batch)
         repeats.append(batch)

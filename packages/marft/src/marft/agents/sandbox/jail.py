@@ -68,13 +68,13 @@ def run_isolated(order: Order) -> int:
     group_folder = group.create_group(order["group"], order["limits"]["memory_mb"]) if order["group"] else ""
     try:
         enter_namespaces()
-        return start_init(order, group_folder)
+        return run_init_process(order, group_folder)
     finally:
         kill_all()
         group.remove(group_folder)
 
 
-def start_init(order: Order, group_folder: str) -> int:
+def run_init_process(order: Order, group_folder: str) -> int:
     """Start the init process, enforce its memory limit, wait for it, and return the exit status."""
     start_reader, start_writer = os.pipe()  # only this process holds the writing end
     ready_reader, ready_writer = os.pipe()

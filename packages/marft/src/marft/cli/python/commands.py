@@ -231,7 +231,7 @@ def evaluate(
     settings, changed = apply_team(settings, folder, reorganized)
     with explain_file_errors():
         from marft.evaluation.evaluate import parse_modes
-        from marft.evaluation.scenarios import read_scenarios
+        from marft.evaluation.scenarios import read_scenario_set
         from marft.evaluation.session import EvaluationPlan, StorageOptions, evaluate_checkpoints
 
         return evaluate_checkpoints(
@@ -243,7 +243,7 @@ def evaluate(
                 tasks or settings.evaluation.tasks,
                 shuffled_too=bool(shuffle_messages),
                 attempts=attempts or settings.evaluation.attempts,
-                scenarios=read_scenarios(expand_user(scenarios)) if scenarios is not None else None,
+                scenarios=read_scenario_set(expand_user(scenarios)) if scenarios is not None else None,
                 reorganized=changed,
             ),
             lambda _=None: None,

@@ -89,7 +89,7 @@ class ChildProcess:
     def close(self) -> None:
         """Terminate the process and wait for its end."""
         self.end()
-        self.wait_for_exit()
+        self.wait_or_terminate()
         self.socket.close()
 
     def share_folder(self, folder: Path) -> str:
@@ -99,7 +99,7 @@ class ChildProcess:
     def release_folder(self, folder: Path) -> None:
         """No-op: a local process uses the folder directly."""
 
-    def wait_for_exit(self) -> str:
+    def wait_or_terminate(self) -> str:
         """Wait ``END_SECONDS`` for the process's end, then terminate it → how it ended: exit status or signal."""
         try:
             status = self._process.wait(END_SECONDS)

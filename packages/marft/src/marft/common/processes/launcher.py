@@ -34,7 +34,7 @@ class ProcessHandle(Protocol):
         """Terminate the process and wait for its end."""
         ...
 
-    def wait_for_exit(self) -> str:
+    def wait_or_terminate(self) -> str:
         """Wait for the process's end, or terminate it after a few seconds → how it ended: exit status or signal."""
         ...
 

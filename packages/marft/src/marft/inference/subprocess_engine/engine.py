@@ -406,7 +406,7 @@ class SubprocessEngine:
                 finally:
                     self._ready = None
                     await asyncio.to_thread(child.close)
-                supervisor.record_exit(stop_reason or child.wait_for_exit(), child.output_tail)
+                supervisor.record_exit(stop_reason or child.wait_or_terminate(), child.output_tail)
             self._fail_all(RunError(f"{self.name}: its process {supervisor.last_exit}"))
         except RunError as error:
             self._fail_all(error)

@@ -30,7 +30,7 @@ from marft.common.version import __version__
 from marft.config.models import ModelSettings
 from marft.inference.caller_thread import CallerThreadExecutor
 from marft.inference.choice_sampling import ChoiceRequest, score_options
-from marft.inference.decoding import Alternatives, Row
+from marft.inference.decoding import Alternatives, DecodeRequest
 from marft.inference.local import LocalEngine, LocalPolicy
 from marft.inference.subprocess_engine.messages import (
     NO_BITS,
@@ -208,7 +208,7 @@ class Server(EngineServer):
             grammar=Grammar(*request.grammar) if request.grammar else None,  # type: ignore[arg-type]
         )
         uniforms = np.random.Generator(np.random.Philox(request.seed)).random(request.max_tokens, np.float32)
-        row = Row(
+        row = DecodeRequest(
             slot.adapter, request.prompt, sampling, uniforms, token_callback=token_callback if request.stream else None
         )
         try:

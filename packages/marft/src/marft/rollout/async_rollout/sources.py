@@ -58,14 +58,14 @@ class RolloutSource(ABC):
         )
 
     @abstractmethod
-    def usage(self) -> dict[str, float]:
+    def latest_batch_usage(self) -> dict[str, float]:
         """Return the sampling usage for the latest batch, by metric name."""
 
     def exclude_validation(self, episodes: Sequence[Episode]) -> None:  # noqa: B027
         """Exclude validation episodes from the usage of training steps."""
 
     def usage_seconds(self, wait_seconds: float) -> float:
-        """Return the wall-clock seconds that :meth:`usage` covers.
+        """Return the wall-clock seconds that :meth:`latest_batch_usage` covers.
 
         Args:
             wait_seconds: seconds spent in :meth:`collect`.
@@ -104,7 +104,7 @@ class SyncRolloutSource(RolloutSource):
         self._usage_before = dict(self._rollouts.usage())
         return collect_rollouts(self._rollouts, self._tasks, state, on_done, repeat=repeat)
 
-    def usage(self) -> dict[str, float]:
+    def latest_batch_usage(self) -> dict[str, float]:
         """Return the sampling usage since the latest batch began."""
         return _usage_since(self._usage_before, self._rollouts)
 
@@ -181,7 +181,7 @@ class AsyncRolloutSource(RolloutSource):
             self._first_blocked(),
         )
 
-    def usage(self) -> dict[str, float]:
+    def latest_batch_usage(self) -> dict[str, float]:
         """Return the sampling usage since the previous batch, without validation episodes."""
         usage = _usage_since(self._usage_before, self._rollouts)
         self._usage_before = dict(self._rollouts.usage())
@@ -300,9 +300,9 @@ class RolloutSourceWrapper(RolloutSource):
     def __init__(self, source: RolloutSource) -> None:
         self._source = source
 
-    def usage(self) -> dict[str, float]:
+    def latest_batch_usage(self) -> dict[str, float]:
         """Return the wrapped source's sampling usage."""
-        return self._source.usage()
+        return self._source.latest_batch_usage()
 
     def exclude_validation(self, episodes: Sequence[Episode]) -> None:
         """Pass validation episodes to the wrapped source."""

@@ -242,7 +242,7 @@ class WorkerConnection:
             self.ready = False
             outcome = "ended for an unknown reason"
             try:
-                outcome = await asyncio.to_thread(self.child.wait_for_exit)
+                outcome = await asyncio.to_thread(self.child.wait_or_terminate)
             finally:
                 self._handle_exit(outcome)
 

@@ -209,7 +209,7 @@ def export_recipe(recipe: Mapping[str, Any], folder: Path) -> ExportRecipe:
     return export
 
 
-def find_code_keys(table: Mapping[str, object]) -> list[str]:
+def describe_foreign_code(table: Mapping[str, object]) -> list[str]:
     """Return recipe keys for third-party code, programs and servers.
 
     Users should read these before they load an export by another author.
@@ -248,7 +248,7 @@ def _example_paths() -> set[str]:
 
 def trust_flag(table: Mapping[str, object]) -> str:
     """Return the flag that ``marft eval`` and ``marft serve`` need for an export with code; "" otherwise."""
-    return f" {TRUST}" if find_code_keys(table) else ""
+    return f" {TRUST}" if describe_foreign_code(table) else ""
 
 
 def _engine_note(kind: str) -> list[str]:
@@ -396,7 +396,7 @@ def read_recipe_table(export: Export, trust_code: bool = False) -> dict[str, obj
         UserError: the recipe names third-party code without ``trust_code``, or does not match its manifest.
     """
     table = tomllib.loads((export.path / RECIPE).read_text(encoding="utf-8"))
-    code_keys = find_code_keys(table)
+    code_keys = describe_foreign_code(table)
     if code_keys and not trust_code:
         raise UserError(
             f"{export.path} would run code, or ask servers, of its author's: {'; '.join(code_keys[:5])}. Read it, and "

@@ -376,12 +376,12 @@ class _Peer:
             while not self._failed:
                 self._read_reply(EXIT_REPORT_SECONDS if self._pending else 0.0)
         except EOFError:
-            return None, self.child.wait_for_exit()
+            return None, self.child.wait_or_terminate()
         except (TimeoutError, MessageError):
             if not self._pending and not self._unreadable:
                 return None, ""
             self.child.end()
-            self.child.wait_for_exit()  # waits for the end
+            self.child.wait_or_terminate()  # waits for the end
             return None, f"{'sent what cannot be read' if self._unreadable else 'hung'}, and was ended"
         return self._failed, ""
 

@@ -93,7 +93,7 @@ def _load_worker(start_message: StartRank) -> tuple[RunSettings, PolicyRegistry]
     logging.disable_progress_bar()
     run: RunSettings = unpickle_value(start_message.run)
     run = run.model_copy(update={"device": select_device(run, start_message.rank)})
-    remote_bases = {name for name, ranks in build_placement(run).items() if start_message.rank not in ranks}
+    remote_bases = {name for name, ranks in ranks_by_base_model(run).items() if start_message.rank not in ranks}
     return run, PolicyRegistry(
         run, remote_models=remote_bases, keep_on_cpu=run.training.shard, skip_forward_check=run.training.shard
     )
@@ -118,7 +118,7 @@ def _handle_message(worker: RankWorker, connection: BlockingConnection) -> None:
         worker.learner.optimizer_state()
 
 
-def build_placement(run: RunSettings) -> dict[str, tuple[int, ...]]:
+def ranks_by_base_model(run: RunSettings) -> dict[str, tuple[int, ...]]:
     """Return the ranks of each base model that only some ranks train."""
     return {name: model.ranks for name, model in run.models.items() if model.ranks}
 
@@ -130,7 +130,7 @@ def open_group(run: RunSettings, init_method: str, rank: int, device: torch.devi
         RuntimeError: a rank did not arrive in time.
     """
     settings = run.training
-    return RankGroup(init_method, rank, settings.ranks, device, settings.rank_timeout_seconds, build_placement(run))
+    return RankGroup(init_method, rank, settings.ranks, device, settings.rank_timeout_seconds, ranks_by_base_model(run))
 
 
 class RankWorker:
@@ -213,7 +213,7 @@ class RankWorker:
     def _send_policies(self) -> None:
         """Send policies that the first rank does not train to the first rank."""
         for policy in self.run.trained_policies:
-            ranks = build_placement(self.run).get(self.models.policies[policy].base, (0,))
+            ranks = ranks_by_base_model(self.run).get(self.models.policies[policy].base, (0,))
             if 0 in ranks:
                 continue
             if self.group.rank in ranks:
