@@ -19,7 +19,7 @@ import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +39,14 @@ class Run:
         recipe: a bundled recipe.
         changes: settings of the recipe, by dotted key.
         steps: of the whole form.
+        is_recorded: both trees learn from completions that an engine in its own process sampled, with a policy lag
+            of 2 (``recorded.py``).
     """
 
     recipe: str
     changes: Mapping[str, str] = field(default_factory=dict)
     steps: int = 30
+    is_recorded: bool = False
 
 
 RUNS = {
@@ -54,6 +57,8 @@ RUNS = {
     "workers": Run("demo", {"rollout.processes": "2"}, steps=10),
     "ranks": Run("demo", {"training.ranks": "2"}, steps=10),
     "gateway": Run("demo", {"team": GATEWAY}, steps=10),
+    "recorded": Run("demo", steps=10, is_recorded=True),
+    "recorded_token": Run("demo_token", steps=10, is_recorded=True),
 }
 SHORT = {"training.steps": "2", "rollout.tasks_per_step": "4", "rollout.samples_per_task": "4"}
 
@@ -97,6 +102,21 @@ def command(
         changes = {key: value.replace(old, new) for key, value in changes.items()}
     options = [word for key, value in changes.items() for word in (f"--{renamed(key, keys)}", value)]
     return ["train", run.recipe, "--overwrite", "--output", str(output), "--name", name, *options]
+
+
+def record(run: Run, name: str, output: Path, *, short: bool) -> list[str]:
+    """Return the arguments of ``marft`` that record the completions of a run, with the present tree."""
+    engine = f"{{ kind = 'recorded:Recorder', file = '{output / f'{name}.jsonl'}' }}"
+    recorded = replace(run, changes={**run.changes, "engine": engine, "rollout.max_policy_lag": "2"})
+    return command(recorded, name, output, short=short)
+
+
+def replayed(run: Run, name: str, records: Path) -> Run:
+    """Return the run with the engine that plays the record, where it has one."""
+    if not run.is_recorded:
+        return run
+    engine = f"{{ kind = 'recorded:Player', file = '{records / f'{name}.jsonl'}' }}"
+    return replace(run, changes={**run.changes, "engine": engine})
 
 
 def reference_tree(commit: str) -> Path:
@@ -168,7 +188,7 @@ def train(python: Path, trainings: Sequence[Sequence[str]], output: Path) -> Non
         SystemExit: a command fails; the message holds the end of what was printed.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    environment.pop("PYTHONPATH", None)
+    environment["PYTHONPATH"] = str(Path(__file__).parent)  # recorded.py
     output.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
         [str(python), "-c", TRAININGS], input="".join("\t".join(each) + "\n" for each in trainings), cwd=output.parent,
@@ -245,11 +265,17 @@ def main() -> None:
         "reference": {},
         "present": {"keys": names.keys, "values": names.values},
     }
+    records = output / "records"
+    if recorded := [run for run in runs if RUNS[run].is_recorded]:
+        commands = [record(RUNS[run], run, records, short=options.short) for run in recorded]
+        train(pythons["present"], commands, records)
+    replays = {run: replayed(RUNS[run], run, records) for run in runs}
     with ThreadPoolExecutor() as both:
         sides = [
             both.submit(
                 train, python,
-                [command(RUNS[run], run, output / side, short=options.short, **tables[side]) for run in runs],
+                [command(run, name, output / side, short=options.short, **tables[side]) for name, run
+                 in replays.items()],
                 output / side,
             )
             for side, python in pythons.items()
