@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
 from links import MOVED, PICTURES, ROOT, linked_files, page_of, path_of, uri_of, with_links
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
+from mkdocs.structure import StructureItem
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
 from pages import stale
+from readability import sentences_of
+
+SECTIONS: list[tuple[str, list[Page]]] = []  # titles of the navigation, with all pages below
+CODE = r"`\1`"  # inline code stays
+SEARCH = tomllib.loads((Path(__file__).parent / "search.toml").read_text(encoding="utf-8"))
 
 
 def on_config(_: MkDocsConfig) -> None:
@@ -41,5 +52,41 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Let links lead to where the site has what they mean."""
+    """Let links lead to where the site has what they mean, and give the page its words and its weight in the search."""
+    uri = page.file.src_uri
+    if words := SEARCH["words"].get(uri):
+        page.meta["tags"] = words.split(", ")
+    boosts = SEARCH["boost"]
+    page.meta["search"] = {"boost": boosts.get(uri) or next((boosts[key] for key in boosts if uri.startswith(key)), 1)}
     return with_links(markdown, page.file.src_uri)
+
+
+def on_nav(nav: Navigation, **_: object) -> None:
+    """Remember the order of the pages for llms.txt."""
+    SECTIONS.clear()
+    SECTIONS.extend((item.title or "", list(_pages_of(item))) for item in nav.items)
+
+
+def _pages_of(item: StructureItem) -> Iterator[Page]:
+    if isinstance(item, Page):
+        yield item
+    for child in getattr(item, "children", None) or ():
+        yield from _pages_of(child)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Write llms.txt, and the Markdown of every page beside it, for programs that read the docs."""
+    site = Path(config.site_dir)
+    lines = [f"# {config.site_name}", "", f"> {config.site_description}", ""]
+    for title, pages in SECTIONS:
+        lines += [f"## {title}", ""]
+        for page in pages:
+            text = page.markdown or ""
+            target = site / page.file.src_uri
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, encoding="utf-8")
+            lines.append(
+                f"- [{page.title}]({page.file.src_uri}): {next(iter(sentences_of(text, code=CODE)), '')}".rstrip(": ")
+            )
+        lines.append("")
+    (site / "llms.txt").write_text("\n".join(lines), encoding="utf-8")

@@ -1,5 +1,5 @@
-"""The pages of the docs that are not written by hand: docs/settings.md, docs/presets.md and docs/metrics.md, which are
-read off the code, and docs/papers.md, off papers.toml beside this file.
+"""The pages of the docs that are not written by hand: docs/settings.md, docs/presets.md, docs/metrics.md and
+docs/commands.md, which are read off the code, and docs/papers.md, off papers.toml beside this file.
 
 python tools/site/pages.py       # writes them
 """
@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from commands import page as commands_page
 from keys import inner_tables, keys_of
 from papers import page as papers_page
 
@@ -66,6 +67,7 @@ def pages() -> Mapping[str, str]:
         "settings.md": settings(),
         "presets.md": presets(),
         "metrics.md": metrics_page(),
+        "commands.md": commands_page(),
         "papers.md": papers_page(),
     }
 
@@ -80,14 +82,13 @@ def settings() -> str:
     lines = [
         "# Every key",
         "",
-        "All keys of a recipe: what each takes, what it is when it is not given, and what it means. How they go",
-        "together is told in [recipes](recipes.md). `marft train recipe.toml --dry-run` prints a recipe with all",
-        "keys of the tables that it has. (This page is written by `python tools/site/pages.py`, from the code.)",
+        "Every key of a recipe, with type, default and meaning. [Recipes](recipes.md) explains how to combine tables.",
+        "`marft train recipe.toml --dry-run` prints a recipe with every key of its tables.",
+        "(`python tools/site/pages.py` generates this page.)",
         "",
-        "A key without a default must be given, but for `name`, `team`, `channel`, `algorithm`, `engine` and `sinks`.",
-        'Where a default is "its own", the key is a table with defaults of its own, further down. Defaults of',
-        "`[algorithm]` are what a [preset](presets.md) leaves open. A *part* is a table that names a class, built",
-        "in or yours.",
+        "A key without a default is required, except `name`, `team`, `channel`, `algorithm`, `engine` and `sinks`.",
+        'The default "its own" means a table with defaults, listed further down. A [preset](presets.md) overrides the',
+        "defaults of `[algorithm]`. A *part* is a table that names a class: bundled or your own.",
     ]
     for heading, cls in _tables(RunSettings, ""):
         lines += _section(f"## {_title(heading)}", cls)
@@ -96,7 +97,7 @@ def settings() -> str:
             lines += _section(f"## {_title(heading)}", cls)
     for kind, (place, title) in SECTIONS.items():
         tag = PLUGIN_KINDS[kind].tag
-        lines += ["", f"## {title}", "", f"Each is named by `{tag}` in `[{place}]`, with its keys beside it."]
+        lines += ["", f"## {title}", "", f"Select one with `{tag}` in `[{place}]`; its keys go into the same table."]
         base = SHARED.get(kind)
         shared = tuple(base.model_fields) if base else ()
         if base:
@@ -110,7 +111,7 @@ def settings() -> str:
         "",
         "## A suite",
         "",
-        "What the file of `marft eval --suite` holds ([safety](safety.md)); its goals are checks.",
+        "Keys in the file of `marft eval --suite` ([safety](safety.md)). Goals are checks.",
     ]
     for heading, cls in _tables(SuiteSettings, ""):
         lines += _section(f"### A suite: `[{heading}]`" if heading else "### A suite: at the top", cls)
@@ -118,7 +119,7 @@ def settings() -> str:
         "",
         "## A federation",
         "",
-        "What the file of `marft federate` holds ([federated](federated.md)).",
+        "Keys in the file of `marft federate` ([federated](federated.md)).",
     ]
     for heading, cls in _tables(FederationSettings, ""):
         lines += _section(f"### A federation: `[{heading}]`" if heading else "### A federation: at the top", cls)
@@ -133,11 +134,11 @@ def presets() -> str:
     lines = [
         "# Presets",
         "",
-        "What `[algorithm] name = …` can be. `marft algorithms NAME` prints one with every setting and its source;",
-        "[algorithms](algorithms.md) tells what the parts are.",
-        "(This page is written by `python tools/site/pages.py`, from the code.)",
+        "A preset is an algorithm for `[algorithm] name = …`. `marft algorithms NAME` prints each setting of a preset",
+        "with its source. [Algorithms](algorithms.md) explains the parts. (`python tools/site/pages.py` generates this",
+        "page.)",
         "",
-        "| preset | level | credit | objective | schedule | critic | what it is |",
+        "| preset | level | credit | objective | schedule | critic | description |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, about in DESCRIPTIONS.items():

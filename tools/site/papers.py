@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).with_name("papers.toml")
 GROUPS = {
-    "learned": "What is learned",
+    "learned": "Algorithms",
     "teams": "Teams and organizations",
     "systems": "Engines, systems, asynchrony",
     "worlds": "Worlds and graders",
@@ -27,18 +27,21 @@ GROUPS = {
 INTRODUCTION = """\
 # Papers
 
-What is implemented here of which paper, or takes a formula from it: the files, what turns it on, where ours is another,
-and what it was held to. (This page is written by `python tools/site/pages.py`, from
-[`papers.toml`](../tools/site/papers.toml): a paper that is cited in the code and has no row there fails a test.)
+Papers behind MARFT: what MARFT takes from each paper, the files and keys, the differences, and the evidence.
+(`python tools/site/pages.py` generates this page from [`papers.toml`](../tools/site/papers.toml). A test fails if the
+code cites a paper without a row.)
 
-*Ours* says where we differ; **our reading** stands where a paper's formula was not known to us for certain. Numbers of
-a preset and their sources are shown by `marft algorithms NAME`.
+**Our reading** marks a formula that we do not know for certain. `marft algorithms NAME` prints the numbers of a preset
+with their sources.
 
-*Held to* names what would fail if it were wrong. A **slow reference** is plain Python, written from the formulas and
-not from our code. **Known values** follow from theory, from another formula, or were worked out by hand. **Somebody
-else's program** was run beside ours. **Measured** are our own results on our own ground: they show that it works, not
-that a paper's figure was reached. Most of those come from models far larger than ours; where we tried one, it says
-**published**, and how far we came."""
+Kinds of evidence:
+
+- **slow reference**: plain Python, written from the formulas and not from our code.
+- **known values**: from theory, from another formula, or computed by hand.
+- **other program**: another project's program, run on the same inputs.
+- **measured**: our results on our tasks. The method works there; the paper's own figure, mostly from far larger
+  models, is not reproduced.
+- **published**: our attempt to reproduce a figure of the paper."""
 
 
 class Row(BaseModel):
@@ -124,7 +127,7 @@ def page() -> str:
     table = papers()
     lines = [INTRODUCTION]
     for group, title in GROUPS.items():
-        lines += ["", f"## {title}", "", "| paper | what is taken | where, and what turns it on | ours | held to |"]
+        lines += ["", f"## {title}", "", "| paper | taken | files, keys | differences | evidence |"]
         lines += ["| --- | --- | --- | --- | --- |"]
         lines += [_row(paper) for paper in getattr(table, group)]
     lines += ["", "## What stays out", ""]
@@ -174,11 +177,11 @@ def _held(paper: Paper) -> str:
     alone = paper.reference and not (paper.parity or paper.known or results or paper.published)
     held = [
         *_named("a slow reference alone" if alone else "slow reference", map(_test, paper.reference)),
-        *_named("somebody else's program", map(_test, paper.parity)),
+        *_named("other program", map(_test, paper.parity)),
         *_named("known values", map(_test, paper.known)),
         *_named("measured", (f"[`{name}`](../benchmarks/results/{name})" for name in results)),
         *([f"**published**: {paper.published}"] if paper.published else []),
-        *([f"**nothing**: {paper.nothing}"] if paper.nothing else []),
+        *([f"**no reference**: {paper.nothing}"] if paper.nothing else []),
     ]
     return "; ".join(held)
 

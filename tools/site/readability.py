@@ -57,13 +57,18 @@ def paragraphs(page: str) -> Iterator[str]:
         lines.append(re.sub(r"^([-*+]|\d+\.)\s+", "", bare))
 
 
-def sentences_of(page: str) -> list[str]:
-    """Return the sentences of a Markdown page. A colon before an example ends one only at the end of a paragraph."""
+def sentences_of(page: str, code: str = "CODE") -> list[str]:
+    """Return the sentences of a Markdown page.
+
+    Args:
+        page: text of the page.
+        code: replacement for inline code, as for :func:`re.sub`; ``\\1`` keeps it.
+    """
     found = []
     for paragraph in paragraphs(page):
         plain = re.sub(r"!\[[^\]]*\]\([^)]*\)", "", paragraph)
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", plain)
-        plain = re.sub(r"`[^`]*`", "CODE", plain)
+        plain = re.sub(r"`([^`]*)`", code, plain)
         plain = ABBREVIATIONS.sub(lambda match: match.group(0)[:-1], plain).replace("**", "").replace("*", "")
         found += [piece.strip() for piece in re.split(r"(?<=[.!?])[\")]?\s+(?=[A-Z\"(])", plain) if piece.strip()]
     return found
