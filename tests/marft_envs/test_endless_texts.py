@@ -95,4 +95,4 @@ def test_a_notebook_knows_its_size(lines: list[str]) -> None:
     notebook = NoteList(40)
     for line in lines:
         notebook.write(line)
-        assert notebook.size_bytes == len("\n".join(notebook.notes)) <= 40
+        assert notebook.num_characters == len("\n".join(notebook.notes)) <= 40

@@ -163,7 +163,7 @@ class TestFormulas:
             kept = words[: max(budget - sum(len(one) + 1 for one in slow), 0)].rstrip()
             slow += [kept] if kept else []
         assert notes.notes == slow
-        assert notes.size_bytes == len("\n".join(slow)) <= budget
+        assert notes.num_characters == len("\n".join(slow)) <= budget
 
     def test_a_line_of_two_things_is_made_old_by_neither(self) -> None:
         one, both = (SummaryLine("x", frozenset(keys), "factual") for keys in ("a", "ab"))

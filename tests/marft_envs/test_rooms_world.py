@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from marft.common.types import JointAction, Step, Task
 from marft.config import load_recipe
 from marft.envs.scripted_policy import PolicyInput
-from marft_envs.rooms.environment import Rooms, canonical_content, draw_kitchen, simulate_run
+from marft_envs.rooms.environment import Rooms, draw_kitchen, simulate_run, symmetry_invariant_text
 from marft_envs.rooms.kitchen import KitchenLayout, layout_from_dict
 from marft_envs.rooms.session import RoomsSession
 from marft_envs.rooms.views import parse_action, parse_actions, parse_view
@@ -107,7 +107,8 @@ def test_tasks_are_plain_and_deterministic_and_split_by_content() -> None:
     one, two = Rooms(train_tasks=30, held_out_tasks=10), Rooms(train_tasks=30, held_out_tasks=10)
     assert one.tasks("train") == two.tasks("train")
     contents = [
-        {canonical_content(layout_from_dict(t.data)) for t in one.tasks(s)} for s in ("train", "validation", "test")
+        {symmetry_invariant_text(layout_from_dict(t.data)) for t in one.tasks(s)}
+        for s in ("train", "validation", "test")
     ]  # type: ignore[arg-type]
     assert [len(part) for part in contents] == [30, 10, 10]
     assert len(set.union(*contents)) == 50
@@ -135,15 +136,15 @@ def test_a_kitchen_is_the_same_whatever_its_rooms_and_ingredients_are_called() -
     plain = {key: renamed(value) for key, value in PLAIN.to_dict().items()}
     plain["doors"] = [sorted(each) for each in plain["doors"]]  # type: ignore[attr-defined]
     other = layout_from_dict(plain)
-    assert canonical_content(other) == canonical_content(PLAIN)
+    assert symmetry_invariant_text(other) == symmetry_invariant_text(PLAIN)
     for changes in (
         {"narrow": []},
         {"hatch": "pantry"},
         {"starts": ["hall", "hall"]},
         {"locked": [["hall", "kitchen"]]},
     ):
-        assert canonical_content(changed(**changes)) != canonical_content(PLAIN)
-    assert canonical_content(changed(starts=["hall", "pantry"])) == canonical_content(
+        assert symmetry_invariant_text(changed(**changes)) != symmetry_invariant_text(PLAIN)
+    assert symmetry_invariant_text(changed(starts=["hall", "pantry"])) == symmetry_invariant_text(
         PLAIN
     )  # who is where does not count
 

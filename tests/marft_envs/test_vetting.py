@@ -13,8 +13,9 @@ from marft.config.interfaces.environment import Environment
 from marft.rewards.terms import Function
 from marft_envs.env_check.report import Report
 from marft_envs.env_check.runner import CHECKS, run_checks
-from marft_envs.env_check.target import Limits, find_target, target_from_object
+from marft_envs.env_check.target import Limits, find_target, target_from_object, target_from_recipe
 from tests import faulty
+from tests.helpers import settings
 from tests.nights import BY_NIGHT, NIGHT, some
 
 QUICK = Limits(
@@ -172,3 +173,17 @@ def test_a_reward_term_that_writes_into_task_data_is_named() -> None:
 def test_every_check_finds_something() -> None:
     planted = {name for name, *_ in (*FAULTS.values(), *TIMED.values(), *APART.values())}
     assert planted == set(CHECKS)
+
+
+@pytest.mark.parametrize(("memory", "warns"), [("none", True), ("own", False)])
+def test_agents_that_read_the_task_only_once_are_named(memory: str, warns: bool) -> None:
+    run = settings(environment={"name": "marft.examples.plugins:Guess"})
+    run = run.model_copy(update={"agents": tuple(agent.model_copy(update={"memory": memory}) for agent in run.agents)})
+    (verdict,) = (
+        found for found in run_checks(target_from_recipe(run), QUICK).results if found.check == "observations"
+    )
+    causes = [finding.cause for finding in verdict.findings]
+    assert [cause.partition(" (")[0] for cause in causes] == (
+        ["reasoner, actor: later prompts do not contain the task"] if warns else []
+    )
+    assert verdict.grade == ("warning" if warns else "pass")

@@ -17,11 +17,11 @@ from marft_lab.planning import changes as advice
 from marft_lab.planning.activations import (
     ForwardPass,
     chunk_rows,
-    head_bytes,
+    head_peak_bytes,
     layer_gradient_bytes,
     peak_extra_bytes,
     planned_bytes,
-    saved_layer_bytes,
+    saved_layer_bytes_per_token,
 )
 from marft_lab.planning.memory import MemoryComponent, PlanContext, ProcessMemory, forward_passes
 from marft_lab.planning.placement import RankPlacement, ShardedWeights, full_gather_bytes, peak_gathered_bytes
@@ -98,14 +98,14 @@ class TestParts:
         once = one_pass("lora")
         again = replace(once, gradient_checkpointing=True)
         assert layer_gradient_bytes(again) - layer_gradient_bytes(once) == pytest.approx(
-            4000 * saved_layer_bytes(again)
+            4000 * saved_layer_bytes_per_token(again)
         )
 
     def test_a_chunk_s_logits_are_there_four_times_and_six_where_the_head_learns(self) -> None:
         frozen, whole = one_pass("lora"), one_pass("full")
         logits = 4 * chunk_rows(frozen) * SHAPE.vocab_size
-        assert head_bytes(frozen) == 4 * logits + 2 * 4 * 1000 * 2048
-        assert head_bytes(whole) == 6 * logits + 4 * SHAPE.head_parameters
+        assert head_peak_bytes(frozen) == 4 * logits + 2 * 4 * 1000 * 2048
+        assert head_peak_bytes(whole) == 6 * logits + 4 * SHAPE.head_parameters
 
     def test_on_a_processor_what_is_held_in_half_are_the_layers_matrices(self) -> None:
         rest = SHAPE.parameters - SHAPE.matrix_parameters

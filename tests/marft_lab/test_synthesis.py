@@ -49,7 +49,7 @@ def test_rows_say_where_they_are_from_and_the_manifest_what_was_left_out(tmp_pat
     made, told = made_of(run), json.loads((tmp_path / "cold" / "rows" / "manifest.json").read_text())
     funnel = told["funnel"]
     assert [part["name"] for part in funnel] == [
-        "success", "handoffs", "duplicates", "leakage", "retold", "max_per_task"
+        "success", "handoffs", "duplicates", "leakage", "replayed", "max_per_task"
     ]  # fmt: skip
     assert funnel[0]["came"] == 18
     assert all(part["kept"] == part["came"] - sum(part["dropped"].values()) for part in funnel)

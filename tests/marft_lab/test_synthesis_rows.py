@@ -61,10 +61,10 @@ def test_what_an_agent_earned_itself_is_the_sum_over_all_steps() -> None:
 
 def test_what_comes_to_another_end_when_it_is_told_again_is_left_out() -> None:
     some = [episode(), episode(sample=1)]
-    kept, passage = session._retell(cast("TraceReplayer", Teller()), 0, some)
+    kept, passage = session._replay_kept(cast("TraceReplayer", Teller()), 0, some)
     assert [one.episode for one in kept] == some
     assert passage.dropped == {}
-    kept, passage = session._retell(cast("TraceReplayer", Teller([episode_name(some[0])], success=False)), 0, some)
+    kept, passage = session._replay_kept(cast("TraceReplayer", Teller([episode_name(some[0])], success=False)), 0, some)
     assert not kept
     assert passage.dropped == {
         "comes to another end when the recipe's team says it": 1, "the recipe's team cannot say it": 1

@@ -16,8 +16,8 @@ from marft.runs.export.manifest import Export, Manifest
 from marft.runs.export.recipe import (
     PLACEHOLDER,
     ExportRecipe,
-    export_recipe,
     describe_foreign_code,
+    export_recipe,
     find_versions,
     read_recipe_table,
     trust_flag,

@@ -136,12 +136,12 @@ def test_the_commands_work_together(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "there is no such file" in marft(capsys, "score", str(recipe), "--traces", "nowhere.jsonl", status=2)
     small = ("--sft.batch_tokens", "2000", "--role", "solver=actor", "--evaluation.tasks", "2")
     text = marft(capsys, "sft", str(recipe), "--traces", str(path), *small)
-    assert "imitation loss" in text
+    assert "held-out loss" in text
     folder = tmp_path / "test-sft"
     assert f"marft eval {folder}" in text
     assert (folder / "report.html").is_file()
     text = marft(capsys, "sft", str(folder), "--resume")
-    assert "; held out:" in text
+    assert "; held-out loss " in text
     assert "last" in marft(capsys, "eval", str(folder), "--mode", "greedy") or (folder / "evaluations").is_dir()
     text = marft(capsys, "train", str(recipe), "--init-from", str(path), "--name", "no", status=2)
     assert "ratios of policies" in text

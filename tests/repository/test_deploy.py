@@ -187,7 +187,7 @@ def test_what_the_page_says_of_a_recipe_is_its_arithmetic(name: str) -> None:
     assert context is not None
     weights = parameters * 1e9 * 2 / 2**30
     kept = 2 * 2 * layers * heads * width * context * rows / 2**30
-    page = (ROOT / "docs" / "hardware.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "planning.md").read_text(encoding="utf-8")
     assert (
         f"`]({'../packages/marft/src/marft/recipes/'}{name}.toml) | {parameters:g} | {weights:.1f} | {kept:.1f} |"
         in page

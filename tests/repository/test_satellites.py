@@ -23,7 +23,7 @@ from tests.sources import ROOT, SOURCES
 TOOL = runpy.run_path(str(ROOT / "tools/layout/satellites.py"))
 TARGET = TOOL["TARGET"]
 CORE = next(folder for folder in SOURCES if (folder / "marft").exists())
-SATELLITES = [name for pair in packages.package_index().packages.items() for name in pair if name != "marft"]
+SATELLITES = [name for pair in packages.package_index().import_names.items() for name in pair if name != "marft"]
 
 
 @pytest.fixture

@@ -482,5 +482,8 @@ class TestOfCommands:
 
 def test_the_manifest_of_an_export_is_the_one_that_is_known_by(tmp_path: Path) -> None:
     (tmp_path / "team.json").write_text(json.dumps({"format": "another"}))
-    assert user_modules.find_export(tmp_path) is None
-    assert user_modules.find_export(export_with(tmp_path / "theirs", {"code/a.py": ""}) / "code") == tmp_path / "theirs"
+    assert user_modules.enclosing_export(tmp_path) is None
+    assert (
+        user_modules.enclosing_export(export_with(tmp_path / "theirs", {"code/a.py": ""}) / "code")
+        == tmp_path / "theirs"
+    )

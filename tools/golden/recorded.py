@@ -22,9 +22,9 @@ try:
     from marft.common.types import Completion, VersionRange
     from marft.config.interfaces.engine import EngineFactory
 except ImportError:  # the names of the reference
-    from marft.config.parts import EnginePart as EngineFactory
-    from marft.types import Completion
-    from marft.types import Versions as VersionRange
+    from marft.config.parts import EnginePart as EngineFactory  # type: ignore[import-not-found,no-redef]
+    from marft.types import Completion  # type: ignore[import-not-found,no-redef]
+    from marft.types import Versions as VersionRange  # type: ignore[no-redef]
 
 
 class Recorder(EngineFactory):
@@ -35,7 +35,8 @@ class Recorder(EngineFactory):
 
     def open(self, run: Any, models: Any, policies: Sequence[str], thread: Executor) -> Any:
         """Open the engine that samples."""
-        engine = find_plugin("engines", "process")().open(run, models, policies, thread)
+        process: Any = find_plugin("engines", "process")()
+        engine = process.open(run, models, policies, thread)
         return _Recording(engine, Path(self.file))
 
 

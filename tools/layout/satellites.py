@@ -51,9 +51,9 @@ def satellites() -> dict[str, Any]:
         for extra, needs in tables[CORE]["project"]["optional-dependencies"].items()
     }
     return {
-        "packages": {distribution: distribution.replace("-", "_") for distribution in tables},
+        "import_names": {distribution: distribution.replace("-", "_") for distribution in tables},
         "extras": extras,
-        "names": names,
+        "plugin_extras": names,
     }
 
 

@@ -16,6 +16,7 @@ import pytest
 import typer
 
 from marft import __version__
+from marft.cli.app import HELP_GROUPS, OTHER_GROUP
 from marft.cli.handlers import progress_bar
 from marft.cli.main import app, main
 from marft.config import RunSettings, to_toml
@@ -52,15 +53,17 @@ def recipe_file(tmp_path: Path) -> Path:
 def test_train_eval_compare_and_report_work_together(
     capsys: pytest.CaptureFixture[str], recipe_file: Path, tmp_path: Path
 ) -> None:
-    text = run(capsys, "train", str(recipe_file), "--training.steps", "2")
-    assert "step 1 " in text
-    assert "step 2 " in text
+    text = run(capsys, "train", str(recipe_file), "--training.steps", "2", "--verbose")
+    assert "step 1/2 " in text
+    assert "step 2/2 " in text
     assert re.search(r"reasoner length \d", text)
     assert "trained 2 steps" in text
     folder = tmp_path / "test"
     text = run(capsys, "eval", str(folder), "--tasks", "6", "--shuffle-messages")
-    assert "base greedy own 6" in text
-    assert "step_000002 sampled shuffled 6" in text
+    assert "Greedy:" in text
+    assert "effect of messages" in text
+    for heading in ("base", "step_000002", "shuffled", "tasks 6"):
+        assert heading in text
     evaluation = json.loads((folder / "evaluations" / "base-greedy.json").read_text())
     assert (evaluation["checkpoint"], evaluation["mode"], evaluation["tasks"]) == ("base", "greedy", 6)
     assert len(evaluation["interval"]) == 2
@@ -93,7 +96,9 @@ def test_a_bar_writes_nothing_where_there_is_no_terminal(capfd: pytest.CaptureFi
 
 
 def test_a_recipe_alone_can_be_evaluated(capsys: pytest.CaptureFixture[str], recipe_file: Path) -> None:
-    assert "base sampled own 4" in run(capsys, "eval", str(recipe_file), "--tasks", "4", "--mode", "sampled")
+    text = run(capsys, "eval", str(recipe_file), "--tasks", "4", "--mode", "sampled")
+    assert "base sampled tasks 4" in text
+    assert "the team of this recipe, untrained, solves" in text
 
 
 def test_a_dry_run_prints_the_whole_recipe_and_runs_nothing(
@@ -247,7 +252,42 @@ def test_help_is_whole_in_80_columns(
         main()
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
-    assert "..." not in shown.partition("Commands:")[2]
+    assert not re.search(r"^  [a-z-]+ {2,}.*\.\.\.$", shown, re.MULTILINE)  # no description is cut short
+
+
+def test_help_groups_the_commands() -> None:
+    done = subprocess.run([sys.executable, "-m", "marft", "--help"], capture_output=True, text=True, check=True)
+    blocks = dict(re.findall(r"^(\w+):\n((?:  .+\n)+)", done.stdout, re.MULTILINE))
+    groups = {title: re.findall(r"^  ([a-z-]+) ", lines, re.MULTILINE) for title, lines in blocks.items()}
+    assert list(groups) == [title for title in ("Options", *HELP_GROUPS, OTHER_GROUP) if title in groups]
+    assert groups["Start"] == ["init", "recipes", "algorithms", "environments"]
+    assert groups["Train"][:2] == ["train", "engine"]
+    assert groups["Evaluate"][:3] == ["eval", "compare", "scenarios"]
+    assert groups["Look"][:4] == ["show", "graph", "report", "play"]
+    assert groups["Ship"][:2] == ["export", "push"]
+
+
+@pytest.mark.slow
+def test_warnings_about_the_syntax_of_installed_packages_are_hidden_and_ones_own_are_shown(tmp_path: Path) -> None:
+    packages, mine = tmp_path / "site-packages", tmp_path / "mine"
+    for folder, name in ((packages, "their_module"), (mine, "my_module")):
+        folder.mkdir()
+        (folder / f"{name}.py").write_text("VALUE = 1 if 3 is 3 else 0\n")
+    (mine / "my_parts.py").write_text(
+        "import my_module, their_module\nfrom marft.envs.reasoning_gym import ReasoningGym\nclass Mine(ReasoningGym): ...\n"
+    )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(packages),
+        "PYTHONPYCACHEPREFIX": str(tmp_path / "compiled"),
+        "PYTHONWARNINGS": "",
+    }
+    command = [sys.executable, "-m", "marft", "train", "demo", "--dry-run"]
+    command += ["--environment.name", "my_parts:Mine"]
+    done = subprocess.run(command, cwd=mine, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "my_module.py" in done.stderr
+    assert done.stderr.count("SyntaxWarning") == 1, done.stderr
 
 
 def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +51,16 @@ def test_a_package_adds_a_command_that_takes_paths_at_home(folder: Path, more: s
     assert "  greet         Say hello.\n" in shown
     assert "  train         Train the team of a recipe.\n" in shown, "a name of ours was taken"
     assert "Did you mean 'greet'" in run("great", folder=folder).stderr
+
+
+@pytest.mark.parametrize(
+    ("panel", "group"), [("", "More"), ("rich_help_panel='Look'", "Look"), ("rich_help_panel='Mine'", "More")]
+)
+def test_a_package_chooses_the_group_of_its_command_in_the_help(folder: Path, panel: str, group: str) -> None:
+    (folder / "their_commands.py").write_text(THEIRS.replace("@app.command()", f"@app.command({panel})"))
+    shown = run("--help", folder=folder).stdout
+    (block,) = re.findall(rf"^{group}:\n((?:  .+\n)+)", shown, re.MULTILINE)
+    assert "  greet         Say hello.\n" in block
 
 
 @pytest.mark.parametrize(

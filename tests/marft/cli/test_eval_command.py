@@ -32,7 +32,8 @@ def test_it_says_where_evaluations_lie_and_of_a_run_where_its_report_is(
 ) -> None:
     recipe = written(tmp_path)
     assert command("eval", run.path, recipe, "--checkpoint", "base", *SHORT) == 0
-    of_run, of_recipe = capsys.readouterr().out.splitlines()[-2:]
+    said = capsys.readouterr().out.splitlines()
+    of_run, of_recipe = (line for line in said if line.startswith("saved in"))
     assert of_run == f"saved in {run.evaluations}; see {run.report_path}"
     assert run.report_path.is_file()
     kept = RunFolder(tmp_path / "runs" / "evaluated" / "test")
@@ -48,7 +49,7 @@ def test_what_no_report_shows_is_said_to_be_in_none(
     assert command("scenarios", written(tmp_path), "--output", few, "--tasks", "2", "--mode", "greedy") == 0
     capsys.readouterr()
     assert command("eval", run.path, "--checkpoint", "base", "--scenarios", few) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == f"saved in {run.evaluations}"
+    assert f"saved in {run.evaluations}" in capsys.readouterr().out.splitlines()
 
 
 def test_programs_are_told_of_every_target_and_where_each_is_kept(
@@ -63,9 +64,41 @@ def test_programs_are_told_of_every_target_and_where_each_is_kept(
         (str(target), mode) for target in (run.path, recipe) for mode in ("greedy", "sampled")
     ]
     assert {(one["tasks"], one["attempts"], one["split"]) for one in evaluations} == {(2, 2, "test")}
+    answers = done.pop("answers")
     assert {**done, "runs": [Path(path).name for path in done["runs"]]} == {
         "event": "done", "evaluations": 4, "runs": ["mine", "test"],
     }  # fmt: skip
+    assert [(one["target"], one["mode"], one["question"], one["measure"]) for one in answers] == [
+        (str(target), mode, "value", "accuracy") for target in (run.path, recipe) for mode in ("greedy", "sampled")
+    ]
+    assert [one["value"] for one in answers] == [one["accuracy"] for one in evaluations]
+
+
+def test_the_last_lines_say_what_the_evaluation_has_shown(
+    tmp_path: Path, run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("eval", run.path, written(tmp_path), "--checkpoint", "base", *SHORT) == 0
+    of_run, of_recipe = capsys.readouterr().out.splitlines()[-2:]
+    assert of_run.startswith("mine, greedy: the untuned base solves ")
+    assert of_run.endswith("; to compare a trained checkpoint with it, evaluate both:  --checkpoint base,last")
+    assert of_recipe.startswith("recipe.toml, greedy: the team of this recipe, untrained, solves ")
+
+
+@pytest.mark.slow
+def test_of_a_trained_run_they_say_whether_training_helped_and_messages_matter(
+    trained: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = shutil.copytree(trained.path, tmp_path / "mine")
+    words = ("eval", str(mine), "--mode", "greedy,sampled", "--tasks", "4", "--shuffle-messages")
+    assert command(*words) == 0
+    shown = capsys.readouterr().out.splitlines()
+    tables = shown[: next(number for number, line in enumerate(shown) if line.startswith("saved in"))]
+    assert max(map(len, tables)) <= 100
+    told_lines = [line for line in shown if line.startswith(("Greedy: ", "Sampled: "))]
+    assert ["messages" in line for line in told_lines] == [False, False, True, True]
+    assert all("after" in line and "the untuned base" in line for line in told_lines[:2])
+    *_, done = told(capsys, monkeypatch, *words)
+    assert [answer["text"] for answer in done["answers"]] == told_lines
 
 
 def test_a_recipe_is_kept_with_its_evaluations_as_it_was_evaluated_last(tmp_path: Path) -> None:

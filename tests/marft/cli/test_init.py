@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -88,7 +89,7 @@ class TestWhatItWrites:
         (here / "towns.csv").write_text("country,region,capital\n" + "".join(f"c{n},r,t{n}\n" for n in range(40)))
         said = run(capsys, "init", "mine", "--data", "towns.csv", "--team", "single")
         assert "questions 'country', answers 'capital'" in said
-        assert "has seen sums of small numbers alone" in said
+        assert "knows only sums of small numbers" in said
         assert not (here / "mine" / "data.csv").exists()
         recipe = read(here / "mine", monkeypatch)
         assert 'path = "../towns.csv"' in (here / "mine" / "recipe.toml").read_text()
@@ -151,6 +152,22 @@ class TestAnEnvironment:
         assert project["project"]["entry-points"]["marft.environments"] == {"my_env": "my_env.environment:MyEnv"}
         assert all("<<" not in path.read_text() for path in folder.rglob("*") if path.is_file())
 
+    def test_needs_nothing_but_public_imports(self, capsys: pytest.CaptureFixture[str], here: Path) -> None:
+        run(capsys, "init", "--kind", "environment", "plain_of_mine")
+        code = (here / "plain_of_mine" / "src" / "plain_of_mine" / "environment.py").read_text()
+        assert re.findall(r"^(?:import|from) \S+", code, re.MULTILINE) == ["import random", "import re", "import marft"]
+
+    def test_its_recipe_can_be_read_from_the_folder_above(self, capsys: pytest.CaptureFixture[str], here: Path) -> None:
+        """The project's own folder, of the same name, once took the place of the package."""
+        run(capsys, "init", "--kind", "environment", "fourth_of_mine")
+        assert load_recipe(here / "fourth_of_mine" / "recipe.toml").environment.tasks("train")
+
+    def test_its_agents_can_remember_the_episode(self, capsys: pytest.CaptureFixture[str], here: Path) -> None:
+        run(capsys, "init", "--kind", "environment", "third_of_mine")
+        text = (here / "third_of_mine" / "recipe.toml").read_text()
+        recipe = tomllib.loads(text.replace("# memory", "memory"))
+        assert [agent["memory"] for agent in recipe["agents"]] == ["own", "own"]
+
     @BY_NIGHT
     def test_passes_every_check_from_anywhere(self, capsys: pytest.CaptureFixture[str], here: Path) -> None:
         run(capsys, "init", "--kind", "environment", "first_of_mine")
@@ -175,6 +192,7 @@ class TestAnEnvironment:
             (("class",), "'class' cannot be the name of a package"),
             (("src",), "'src' cannot be the name of a package"),
             (("mine", "--data", "t.csv"), "are for a team: leave out --kind environment"),
+            (("mine", "--task", "Add."), "are for a team: leave out --kind environment"),
         ],
     )
     def test_is_refused_before_anything_is_written(
@@ -219,6 +237,7 @@ class TestWhatItRefuses:
             (("--data", "only.csv", "--question", "answer", "--answer", "answer"), "the same column, 'answer'"),
             (("--model", "./nowhere"), "--model: there is no folder ./nowhere; a Hugging Face id looks like"),
             (("--team", "singel"), "--team: no shape is called 'singel'; did you mean 'single'?"),
+            (("--task", "Name the capital."), "--task describes a table of your own; name the table (--data)"),
         ],
     )  # fmt: skip
     def test_what_cannot_be_used_is_named_and_nothing_is_written(
@@ -230,6 +249,49 @@ class TestWhatItRefuses:
         (here / "empty.csv").write_text("question,answer\nFrance,\n")
         assert message in run(capsys, "init", "mine", *words, status=2)
         assert not (here / "mine").exists()
+
+
+def write_towns(folder: Path, rows: int) -> None:
+    (folder / "towns.csv").write_text("country,capital\n" + "".join(f"c{n},t{n}\n" for n in range(rows)))
+
+
+class TestTheTask:
+    """Agents that read only a question do not know what to do with it."""
+
+    def test_is_in_every_prompt(self, capsys: pytest.CaptureFixture[str], here: Path) -> None:
+        write_towns(here, 200)
+        said = run(
+            capsys, "init", "mine", "--data", "towns.csv", "--task", "Name the capital.", "--model", "some/model"
+        )
+        recipe = load_recipe(here / "mine" / "recipe.toml", ["--environment.grading", "exact"])
+        assert read_tasks(recipe.environment, "test")[0].prompt.startswith("Name the capital.\n\nc")
+        assert "(--task)" not in said
+
+    def test_is_asked_for_where_it_is_missing(self, capsys: pytest.CaptureFixture[str], here: Path) -> None:
+        write_towns(here, 200)
+        said = run(capsys, "init", "mine", "--data", "towns.csv", "--yes")
+        assert "The agents read only the column 'country'. State the task in one sentence (--task)." in said
+
+    def test_of_sums_is_known(self, capsys: pytest.CaptureFixture[str], here: Path) -> None:
+        assert "(--task)" not in run(capsys, "init", "mine")
+
+
+class TestTheSplits:
+    @pytest.mark.parametrize(("rows", "task"), [(20, ""), (200, ""), (200, "Name the capital.")])
+    def test_have_the_sizes_that_the_recipe_gives_them(
+        self, capsys: pytest.CaptureFixture[str], here: Path, rows: int, task: str
+    ) -> None:
+        write_towns(here, rows)
+        said = run(capsys, "init", "mine", "--data", "towns.csv", "--task", task)
+        environment = load_recipe(here / "mine" / "recipe.toml", ["--environment.grading", "exact"]).environment
+        sizes = {split: len(environment.tasks(split)) for split in ("train", "validation", "test")}
+        assert "Splits: " + ", ".join(f"{size} {split}" for split, size in sizes.items()) + "." in said
+        assert (f"Only {sizes['test']} held-out test rows" in said) == (sizes["test"] < 20)
+
+    def test_of_generated_rows_are_not_warned_about(self, capsys: pytest.CaptureFixture[str], here: Path) -> None:
+        said = run(capsys, "init", "mine")
+        assert "60 rows. Splits: 43 train, 3 validation, 14 test." in said
+        assert "held-out test rows" not in said
 
 
 def test_the_readme_obeys_no_name(capsys: pytest.CaptureFixture[str], here: Path) -> None:
@@ -252,12 +314,20 @@ def test_on_a_terminal_it_asks_for_what_no_option_says(
     capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (here / "t.csv").write_text("id,asked,right\n" + "".join(f"{n},q{n},a{n}\n" for n in range(20)))
-    monkeypatch.setattr(sys, "stdin", Typed("t.csv\nasked\nright\n\nsingle\n"))
+    monkeypatch.setattr(sys, "stdin", Typed("t.csv\nasked\nright\nName the town of {each}.\n\nsingle\n"))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     said = run(capsys, "init", "mine")
-    assert "A table of your own" in said
+    assert "Path of your table" in said
     assert "questions 'asked', answers 'right'" in said
     written = (here / "mine" / "recipe.toml").read_text()
+    prompts = [
+        task.prompt
+        for task in read_tasks(
+            load_recipe(here / "mine" / "recipe.toml", ["--environment.grading", "exact"]).environment, "train"
+        )
+    ]
+    assert all(prompt.startswith("Name the town of {each}.\n\nq") for prompt in prompts)
+    assert "Task: Name the town of {each}." in (here / "mine" / "README.md").read_text()
     assert 'path = "tiny"' in written
     assert 'role = "solver"' in written
 
@@ -283,7 +353,7 @@ def test_on_a_terminal_a_folder_that_is_taken_is_refused_before_anything_is_aske
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     said = run(capsys, "init", ".", status=2)
     assert "recipe.toml already" in said
-    assert "A table of your own" not in said
+    assert "Path of your table" not in said
 
 
 def test_a_team_of_this_folder_needs_no_change_of_it(capsys: pytest.CaptureFixture[str], here: Path) -> None:

@@ -121,12 +121,10 @@ class TestNarrowTerminals:
         console = listings.wide_console()
         console.print(evaluation_table([row]))
         console.print(evaluation_table([{**row, "failed": 0, "unknown": 0}]))
-        console.print(
-            _build_table(
-                [CheckpointResult("demo_only_reasoner", "step_000050", "sampled", 500, 1, measured, None)], "accuracy"
-            )
-        )
+        result = CheckpointResult("demo_only_reasoner", "step_000050", "sampled", 500, 1, measured, None)
+        console.print(_build_table([result] * 6))
         shown = "\n".join(self.lines(capsys))
         assert max(map(len, shown.splitlines())) <= NARROW
         assert "…" not in shown
-        assert shown.count("step_000050  sampled") == 3
+        assert shown.count("step_000050") == shown.count("sampled") == 8
+        assert shown.count("demo_only_reasoner") == shown.count("+2.0 to +12.0") == 6

@@ -20,7 +20,7 @@ from marft.cli.terminal import TerminalCallback
 from marft.common.texts import MAX_ERROR_LENGTH, format_error, sanitize, truncate
 from marft.common.types import Episode, Observation, Task, ToolCall, Transition
 from marft.config.interfaces.channel import Message
-from marft.evaluation.checkpoint_results import build_comparison_tables
+from marft.evaluation.checkpoint_results import build_comparison_table
 from marft.evaluation.episode_graph import build_timeline, draw_episode
 from marft.evaluation.html_pages import render_page
 from marft.evaluation.report import write_report
@@ -92,7 +92,7 @@ def test_the_console_of_every_command_is_guarded(capsys: pytest.CaptureFixture[s
 
 
 def test_a_run_that_trains_shows_notes_and_names_and_obeys_nothing() -> None:
-    watching = TerminalCallback([HOSTILE])
+    watching = TerminalCallback([HOSTILE], verbose=True)
     watching.console = terminal()
     watching.on_note(HOSTILE)
     watching.on_step_end(1, {"reward": 1.0, f"agents/{HOSTILE}/kl": 0.5})
@@ -114,8 +114,7 @@ def test_a_comparison_shows_names_and_obeys_nothing(tmp_path: Path) -> None:
     folder = RunFolder.create(settings("tiny", tmp_path))
     write_evaluation(folder, EVALUATION, "x")
     console = terminal()
-    for table in build_comparison_tables([folder]):
-        console.print(table)
+    console.print(build_comparison_table([folder]))
     check(console)
 
 

@@ -29,10 +29,11 @@ from marft.cli.terminal import (
     AgentLineFormatter,
     ProgressDisplay,
     QuietCallback,
+    StepTable,
     TerminalCallback,
     TimeEstimate,
-    format_team_line,
     sparkline,
+    two_digits,
 )
 from marft.common.types import Episode, Task
 from marft.config import to_toml
@@ -92,25 +93,77 @@ def test_numbers_of_agents_stand_below_each_other() -> None:
     assert "truncated" not in shown[2]  # which is all right, and says so by its absence
 
 
-def test_the_line_of_the_team_gives_up_what_matters_least_and_never_a_warning() -> None:
-    whole = format_team_line({**METRICS, "guards/kl": 1.0, "guards/rolled_back_to": 3.0}, 1000)
-    narrow = format_team_line({**METRICS, "guards/kl": 1.0}, 60)
-    assert whole.endswith("guard kl")
-    for word in ("policy loss", "value loss", "explained", "±"):
-        assert word in whole
-        assert word not in narrow
-    for word in ("reward 0.50", "accuracy 0.50", "dropped 3", "guard kl"):
-        assert word in narrow
+def rows(*steps: dict[str, float], width: int = 100, verbose: bool = False) -> list[str]:
+    table = StepTable()
+    table.steps = 30
+    return [
+        line.plain for step, metrics in enumerate(steps, start=9) for line in table.lines(step, metrics, width, verbose)
+    ]
 
 
-def test_the_line_of_the_team_says_what_was_lost_and_what_the_learner_waited_for() -> None:
-    metrics = {**METRICS, "ranks_lost": 0.0, "engine_restarts": 1.0, "async/learner_idle_seconds": 1.25}
-    whole = format_team_line(metrics, 1000)
-    assert "engine restarts 1" in whole
-    assert "ranks lost" not in whole
-    assert whole.endswith("learner idle 1.25 s  2.5 s")
-    assert "engine restarts 1" in format_team_line(metrics, 60)
-    assert "idle" not in format_team_line(METRICS, 1000)  # without a lag there is none
+class TestStepTable:
+    def test_columns_stay_whatever_a_step_has_measured(self) -> None:
+        early = {"reward": 0.3, "zero_advantage_fraction": 0.7, "seconds": 0.0123}
+        late = {
+            **METRICS,
+            "accuracy": math.nan,
+            "kl": 1.2e-7,
+            "entropy": 12.34,
+            "actions": 128.0,
+            "action_length": 20.0,
+        }
+        legend, headings, *lines = rows(early, late)
+        assert "--verbose" in legend
+        assert headings.split() == [
+            "reward",
+            "accuracy",
+            "policy",
+            "loss",
+            "zero",
+            "adv.",
+            "entropy",
+            "KL",
+            "tokens/s",
+            "seconds",
+        ]
+        assert lines[0].split() == ["step", "9/30", "0.30", "–", "–", "70", "%", "–", "–", "–", "0.012"]
+        assert lines[1].split() == ["step", "10/30", "0.50", "–", "-0.0010", "30", "%", "12", "1.2e-07", "1024", "2.5"]
+        assert len({len(line) for line in (headings, *lines[:2])}) == 1
+
+    @pytest.mark.parametrize("width", [80, 100])
+    def test_rows_fit_the_terminal(self, width: int) -> None:
+        steps = [{**METRICS, "kl": -1.2e-7, "entropy": -0.0123, "actions": 99999.0, "action_length": 99.0}] * 3
+        assert max(map(len, rows(*steps, width=width))) <= width
+
+    def test_headings_are_repeated_and_the_legend_is_not(self) -> None:
+        lines = rows(*[METRICS] * 60)
+        assert sum("policy loss" in line for line in lines) == 3
+        assert sum("--verbose" in line for line in lines) == 1
+
+    def test_what_went_wrong_has_a_line_of_its_own(self) -> None:
+        usual = {**METRICS, "episodes_dropped": 0.0, "ranks_lost": 0.0, "engine_restarts": 0.0}
+        assert len(rows(usual)) == 3  # legend, headings and the row
+        events = rows(
+            {**usual, "episodes_dropped": 3.0, "engine_restarts": 1.0, "guards/kl": 1.0, "guards/rolled_back_to": 3.0}
+        )
+        assert events[-1].strip() == "dropped 3  engine restarts 1  guard kl"
+
+    def test_verbose_adds_what_the_columns_leave_out(self) -> None:
+        lines = rows({**METRICS, "async/learner_idle_seconds": 1.25}, verbose=True)
+        for part in ("±0.25", "value loss 0.1", "explained 0.20", "episodes/s 12", "learner idle 1.25 s"):
+            assert part in lines[-1]
+
+    def test_a_warm_start_has_columns_of_its_own(self) -> None:
+        headings, row = rows({"sft/loss": 1.234, "sft/held_out_loss": 13.8, "seconds": 2.0})
+        assert headings.split() == ["loss", "held-out", "loss", "seconds"]
+        assert row.split() == ["step", "9/30", "1.2", "14", "2.0"]
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_a_number_keeps_two_digits_at_least(value: float) -> None:
+    text = two_digits(value)
+    assert float(text) == pytest.approx(value, rel=0.051)
+    assert value == 0 or "e" in text or len(text.lstrip("-0.").replace(".", "")) >= 2
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 200])
@@ -135,10 +188,10 @@ def test_what_a_run_will_take_is_told_by_its_last_steps_and_not_for_sure_by_few(
     eta.update(0.0)
     assert math.isnan(eta.remaining_seconds(10, 5.0))
     eta.update(100.0)  # the first one is slow
-    assert eta.format(10, 100.0) == "perhaps 16:40 left"
+    assert eta.format(10, 100.0) == "~16:40 left"
     for step in range(1, 30):
         eta.update(100.0 + 2.0 * step)
-    assert eta.format(10, 158.0) == "0:20 left"
+    assert eta.format(10, 158.0) == "~0:20 left"
     assert eta.remaining_seconds(10, 159.0) == 19.0
     assert eta.remaining_seconds(10, 1000.0) == 18.0  # a step that hangs is not the run's last
     assert eta.remaining_seconds(0, 1000.0) == 0.0
@@ -158,13 +211,13 @@ def test_a_sparkline_is_as_wide_as_it_may_and_has_its_extremes(values: list[floa
 def test_what_a_guard_sees_stands_in_the_step_that_it_saw_it_in() -> None:
     watching = TerminalCallback(["actor"])
     text = shown(watching, 100, terminal=False)
+    watching.on_train_start(0, 9)
     watching.on_guard(7, "kl", "actor: each of the last 5 steps moved it by 0.3 nats")
     watching.on_step_end(7, {**METRICS, **of_agent("actor"), "guards/kl": 1.0})
-    first, second, third = text().splitlines()
-    assert first.startswith("step    7  reward 0.50")
-    assert first.endswith("guard kl")
-    assert second.strip() == "guard kl  actor: each of the last 5 steps moved it by 0.3 nats"
-    assert third.split()[0] == "actor"
+    _, _, first, second, third = text().splitlines()
+    assert first.startswith("step 7/9      0.50")
+    assert second.split() == ["dropped", "3", "guard", "kl"]
+    assert third.strip() == "guard kl  actor: each of the last 5 steps moved it by 0.3 nats"
     watching.on_step_end(8, {**METRICS, "guards/kl": 1.0})
     assert text().count("each of the last") == 1
     assert "\x1b" not in text()
@@ -215,7 +268,8 @@ def test_what_others_print_meanwhile_goes_elsewhere(capfd: pytest.CaptureFixture
 
 def test_one_voice_at_a_time() -> None:
     assert [output_mode(False, False), output_mode(True, False), output_mode(False, True)] == ["", "quiet", "json"]
-    with pytest.raises(ValueError, match="give one of them"):
+    assert output_mode(False, False, verbose=True) == "verbose"
+    with pytest.raises(ValueError, match="--quiet and --json exclude each other"):
         output_mode(True, True)
 
 
@@ -254,7 +308,7 @@ def test_commands_tell_programs_what_they_did(
     assert [event["event"] for event in trained] == ["began", "step", "step", "done"]
     assert trained[1]["metrics"]["reward"] >= 0
     assert trained[-1] | {"run": "", "report": ""} == {
-        "event": "done", "step": 2, "steps": 2, "stopped": False, "run": "", "report": ""
+        "event": "done", "step": 2, "steps": 2, "stopped": False, "learned": True, "run": "", "report": ""
     }  # fmt: skip
     evaluated = told(capsys, monkeypatch, "eval", str(tmp_path / "test"), "--tasks", "3", "--mode", "greedy")
     assert [(event["event"], event.get("checkpoint")) for event in evaluated] == [
@@ -291,7 +345,7 @@ def test_in_a_terminal_it_moves_and_in_a_dumb_one_it_does_not(kind: str, moves: 
     os.close(controller)
     text = written.decode()
     assert process.returncode == 0, text
-    assert "step    2" in text
-    assert ("2/2" in text) == moves
+    assert "step 2/2" in text
+    assert ("training" in text) == moves
     assert ("\x1b[2K" in text) == moves
     assert "\x1b[3" not in text  # no colours

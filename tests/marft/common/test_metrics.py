@@ -26,7 +26,7 @@ from marft.common.types import (
     VersionRange,
 )
 from marft.common.usage import Usage
-from marft.evaluation.episode_metrics import episode_metrics, information_metrics, remote_metrics
+from marft.evaluation.episode_metrics import episode_metrics, information_metrics, remote_usage_metrics
 from marft.evaluation.ratios import attempt_metrics
 from marft.evaluation.report import MAIN_METRICS
 from marft.evaluation.trajectory_metrics import trajectory_metrics
@@ -222,7 +222,7 @@ def test_what_remote_actions_took_counts_once_however_many_episodes_they_are_rep
         Episode(Task("t", "?"), "s", n, (one, two, *unpaid), status, ())
         for n, status in enumerate(("failed", "terminated"))
     ]
-    taken = remote_metrics(episodes, ("a", "b", "c"))
+    taken = remote_usage_metrics(episodes, ("a", "b", "c"))
     assert (taken["agents/a/remote_prompt_tokens"], taken["agents/b/remote_prompt_tokens"]) == (10, 7)
     assert not [name for name in taken if name.startswith("agents/c/")]
 

@@ -13,9 +13,9 @@ from tests.marft.evaluation.test_gates import MISSED, SOLVED, evaluation
 
 TOLD = """\
 greedy, 20 tasks
-metric    before  after       change                 95 % interval
-reward       0.5    0.8         +0.3            +0.1346 to +0.4492
-accuracy   62.5%  68.8%  +6.2 points  -17.0 points to +28.9 points
+metric    before  after       change          95 % interval
+reward       0.5    0.8         +0.3     +0.1346 to +0.4492
+accuracy   62.5%  68.8%  +6.2 points  -17.0 to +28.9 points
 of all tasks newly failed: 1 (0); newly solved: 2 (10, 11)
 passed: accuracy < -50%: accuracy went from 62.5% to 68.8% on 16 tasks (+6.2 points, 95 % -17.0 points to +28.9 points)
 failed: reward > 0.1: reward went from 0.5 to 0.8 on 20 tasks (+0.3, 95 % +0.1346 to +0.4492)
@@ -42,7 +42,7 @@ def test_the_team_over_all_tasks_the_tasks_that_turned_and_gates() -> None:
 
 
 def test_in_a_line_stand_accuracy_or_else_reward_its_interval_and_how_many_gates_failed() -> None:
-    said = "greedy: accuracy 62.5% → 68.8% (+6.2 points, -17.0 points to +28.9 points)"
+    said = "greedy: accuracy 62.5% → 68.8% (+6.2 points, -17.0 to +28.9 points)"
     gates = ("accuracy < -50%", "reward > 0.1", "reward > 0.2")
     assert repr(made(*gates, by="level")) == f"Comparison({said}; 2 of 3 gates failed)"
     assert repr(made()) == f"Comparison({said})"
@@ -95,16 +95,18 @@ def test_a_metric_of_another_version_is_a_number_and_hides_no_other() -> None:
 
 SHOWN = """\
 what changed
-tasks             metric                before   after        change                 95 % interval
-20                reward                   0.5     0.8          +0.3            +0.1346 to +0.4492
-16                accuracy               62.5%   68.8%   +6.2 points  -17.0 points to +28.9 points
-20                agents/a/cost_tokens       5       6            +1
-15, level = easy  reward                0.3333  0.7333          +0.4            +0.1999 to +0.5681
-11, level = easy  accuracy               45.5%   63.6%  +18.2 points   -9.3 points to +43.1 points
-15, level = easy  agents/a/cost_tokens       5       6            +1
-5, level = hard   reward                     1       1            +0
-5, level = hard   accuracy              100.0%   80.0%  -20.0 points  -63.7 points to +33.4 points
-5, level = hard   agents/a/cost_tokens       5       6            +1
+tasks  metric                before   after        change          95 % interval
+20     reward                   0.5     0.8          +0.3     +0.1346 to +0.4492
+16     accuracy               62.5%   68.8%   +6.2 points  -17.0 to +28.9 points
+20     agents/a/cost_tokens       5       6            +1
+       level = easy
+15     reward                0.3333  0.7333          +0.4     +0.1999 to +0.5681
+11     accuracy               45.5%   63.6%  +18.2 points   -9.3 to +43.1 points
+15     agents/a/cost_tokens       5       6            +1
+       level = hard
+5      reward                     1       1            +0
+5      accuracy              100.0%   80.0%  -20.0 points  -63.7 to +33.4 points
+5      agents/a/cost_tokens       5       6            +1
 """
 
 

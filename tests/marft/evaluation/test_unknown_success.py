@@ -15,7 +15,7 @@ from rich.table import Table
 from marft.cli.console import evaluation_table
 from marft.common.types import Episode, JointAction, Observation, Step, Task, Transition
 from marft.config.interfaces.environment import Environment
-from marft.evaluation.checkpoint_results import build_comparison_tables, compare_checkpoints, compare_runs
+from marft.evaluation.checkpoint_results import build_comparison_table, compare_checkpoints, compare_runs
 from marft.evaluation.episode_metrics import episode_metrics
 from marft.evaluation.evaluate import Evaluation, evaluate
 from marft.evaluation.intervals import mean_interval
@@ -92,7 +92,7 @@ def test_accuracy_counts_the_tasks_whose_success_is_known_and_says_how_many_are_
     assert (result.tasks, result.unknown, len(result.outcomes), len(result.rewards)) == (6, 4, 2, 6)
     assert result.accuracy == sum(result.outcomes.values()) / 2
     text = shown(evaluation_table([result.as_json()]))
-    assert text.index("accuracy") < text.index("success unknown") < text.index("reward")
+    assert text.index("success unknown") < text.index("accuracy") < text.index("reward")
     assert json.loads(json.dumps(result.as_json()))["unknown"] == 4
 
 
@@ -139,7 +139,7 @@ def test_where_both_are_known_accuracy_comes_first_and_rewards_stand_beside_it(t
     folder = RunFolder.create(settings("tiny", tmp_path))
     for one in (saved("base", [0, 1, 1], [False, True]), saved("last", [1, 1, 2], [True, True])):
         write_evaluation(folder, one, f"{one['checkpoint']}-sampled")
-    text = shown(*build_comparison_tables([folder]))
+    text = shown(build_comparison_table([folder]))
     assert text.index("accuracy") < text.index("reward")
     assert "+50.0" in text
     assert "+0.667" in text
@@ -152,7 +152,7 @@ def test_where_no_success_is_known_rewards_lead_in_the_comparison_and_the_report
     folder = RunFolder.create(settings("tiny", tmp_path))
     for one in (saved("base", [0.0, 1.0]), saved("last", [1.0, 3.0])):
         write_evaluation(folder, one, f"{one['checkpoint']}-sampled")
-    text = shown(*build_comparison_tables([folder]))
+    text = shown(build_comparison_table([folder]))
     assert "accuracy" not in text
     assert "+1.500" in text
     write_report(folder)

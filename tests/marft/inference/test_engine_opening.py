@@ -16,7 +16,7 @@ import torch
 from marft.common.types import ActionKey, Prompt, SamplingParams
 from marft.inference.subprocess_engine import launch
 from marft.inference.subprocess_engine import python_environment as installation
-from marft.inference.subprocess_engine.launch import open_per_backbone, process_init_message
+from marft.inference.subprocess_engine.launch import build_process_init_message, open_per_backbone
 from marft.inference.subprocess_engine.replicas import ReplicatedEngine, SharedSave
 from tests.helpers import settings
 from tests.marft.inference.test_engine_apart import PROMPT
@@ -110,7 +110,7 @@ class TestOpening:
         )
         there = models(a=policy(None, context=64), b=policy(None, context=128, lora=SimpleNamespace(rank=16)))
         engine: Any = run.engine
-        opened = process_init_message(engine, run, there, ["a", "b"])
+        opened = build_process_init_message(engine, run, there, ["a", "b"])
         assert (opened.options["threads"], opened.options["prefix_bytes"]) == (threads, 2 * 2**20)
         assert (opened.max_rows, opened.max_context, opened.max_adapters, opened.max_rank) == (7, 128, 2, 16)
         assert opened.options["device"] == run.device
@@ -122,7 +122,7 @@ class TestOpening:
         run = settings("tiny", "runs", *PROCESS, "--models.base.dtype", "bfloat16")
         engine: Any = run.engine
         assert (
-            process_init_message(engine, run, models(a=policy(SimpleNamespace(is_half=half), train)), ["a"]).dtype
+            build_process_init_message(engine, run, models(a=policy(SimpleNamespace(is_half=half), train)), ["a"]).dtype
             == dtype
         )
 

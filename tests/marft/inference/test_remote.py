@@ -21,7 +21,7 @@ from marft.common.token_data import TokenSource
 from marft.common.types import Option, Prompt, SamplingParams, Tool
 from marft.common.usage import Usage
 from marft.config import load_recipe, parse_recipe
-from marft.evaluation.episode_metrics import remote_metrics
+from marft.evaluation.episode_metrics import remote_usage_metrics
 from marft.evaluation.evaluate import evaluate
 from marft.evaluation.report import write_report
 from marft.inference.router import Router
@@ -165,9 +165,9 @@ def test_a_choice_of_nothing_offered_fails_the_episode() -> None:
 def test_usage_of_an_action_that_was_replayed_counts_once() -> None:
     with serving(lambda body, n: says("x")) as server, asking(server) as endpoint:
         episode = play_many(remote_game(endpoint), 1)[0]
-    metrics = remote_metrics([episode, replace(episode, stream="fork")], ["a"])
+    metrics = remote_usage_metrics([episode, replace(episode, stream="fork")], ["a"])
     assert (metrics["agents/a/remote_prompt_tokens"], metrics["agents/a/remote_completion_tokens"]) == (7.0, 3.0)
-    assert remote_metrics([], ["a"]) == {}
+    assert remote_usage_metrics([], ["a"]) == {}
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 
 from marft.common.token_data import TokenSource
 from marft.common.types import Choice, Episode, Observation, Option, Sample, Task, Transition
@@ -16,13 +17,16 @@ from marft.config.interfaces.credit import CreditOutput
 from marft.models.backbone import Backbone
 from marft.trainer.batching import (
     BatchCounts,
+    IdleBatch,
     Packing,
     make_samples,
     minibatches,
     normalize,
     normalizer,
+    pack_shared_prefixes,
     select_mixed_lengths,
 )
+from marft.trainer.ranks.interface import SingleRank
 from tests.episodes import make_action
 
 
@@ -192,3 +196,102 @@ def test_a_row_is_as_long_as_what_is_read_to_score_it() -> None:
     one = replace(sample(0, 3), action=make_action("a", prompt=(1, 2, 3, 4), tokens=(5, 6, 7)))
     other = replace(sample(1, 5), action=make_action("a", prompt=(1,), tokens=(1, 2, 3, 4, 5)))
     assert select_mixed_lengths([other, one, other, other], 1) == [one]
+
+
+PROMPT = tuple(range(20, 30))
+
+
+def attempt(number: int, prompt: tuple[int, ...] = PROMPT, policy: str = "a") -> Sample:
+    """One that reads its prompt and one token of its own, which is its number."""
+    return Sample(make_action(policy, sample=number, prompt=prompt, tokens=(number, 9)), 1.0, np.zeros(1))
+
+
+class TestSharedPrefixes:
+    BACKBONE = cast(
+        Backbone,
+        SimpleNamespace(device=torch.device("cpu"), needs_fixed_size=True, benefits_from_tree=lambda *_: True),
+    )
+
+    def bins(self, samples: Sequence[Sample], limit: int) -> list[tuple[list[int], int]]:
+        """Numbers of the samples in each bin, and the tokens it counts."""
+        bins = pack_shared_prefixes(self.BACKBONE, samples, {"a": None, "b": "adapter"}, limit)
+        assert all(one.shared for one in bins)
+        return [([s.action.key.sample for s in one.samples], one.tokens) for one in bins]
+
+    def packing(self, tokens: int = 1000, **changes: Any) -> Packing:
+        packing = Packing(
+            {"a": self.BACKBONE}, {"a": None}, {"a": 1.0}, "action-mean", "action", tokens, constant_length=1,
+            teammate_text=False,
+        )  # fmt: skip
+        return replace(packing, **changes)
+
+    def test_attempts_at_one_task_are_packed_together_and_read_its_prompt_once(self) -> None:
+        other = tuple(range(30, 40))
+        samples = [attempt(0), attempt(1, other), attempt(2), attempt(3, other)]
+        assert self.bins(samples, 12) == [([0, 2], 12), ([1, 3], 12)]
+        assert self.bins(samples, 100) == [([0, 2, 1, 3], 24)]
+
+    def test_rows_of_different_adapters_share_nothing_and_are_kept_apart(self) -> None:
+        samples = [attempt(n, policy="ab"[n % 2]) for n in range(4)]
+        assert self.bins(samples, 100) == [([0, 2, 1, 3], 24)]
+
+    def test_a_sample_as_large_as_the_limit_takes_no_other(self) -> None:
+        assert self.bins([attempt(0), attempt(1)], 11) == [([0], 11), ([1], 11)]
+
+    def test_a_sample_above_the_limit_takes_what_adds_a_quarter_of_its_tokens(self) -> None:
+        """Whatever is in the micro-batches before it."""
+        small = attempt(9, (1, 2))
+        samples = [small, *(attempt(n) for n in range(4))]
+        assert self.bins(samples, 5) == [([9], 3), ([0, 1, 2], 13), ([3], 11)]
+
+    def test_the_options_of_a_choice_read_what_they_have_in_common_once(self) -> None:
+        options = tuple(Option(np.array(tokens, np.int32)) for tokens in ((4, 3), (7, 8, 9), (7, 8, 6)))
+        choice = Choice(options, 0, np.log(np.full(3, 1 / 3, np.float32)))
+        action = replace(make_action("a", prompt=PROMPT, tokens=(4, 3)), choice=choice)
+        assert self.bins([Sample(action, 1.0, np.zeros(1))], 100) == [([0], 10 + 1 + 2)]
+
+    def test_where_sharing_saves_nothing_nothing_is_packed_so(self) -> None:
+        slow = cast(Backbone, SimpleNamespace(benefits_from_tree=lambda *_: False))
+        assert pack_shared_prefixes(slow, [attempt(0), attempt(1)], {"a": None}, 100) == []
+
+    def test_with_one_size_a_micro_batch_holds_no_more_than_that(self) -> None:
+        samples = [attempt(n) for n in range(6)]
+        fixed = self.packing(share=True, sizes={id(self.BACKBONE): 13})
+        batches = fixed.micro_batches(samples, BatchCounts.from_samples(samples, pooled=False))
+        assert [len(batch.samples) for batch in batches] == [3, 3]
+        assert all(len(batch.rows.ids) == 13 for batch in batches)
+
+    def test_scores_are_bitwise_those_of_any_packing_only_without_shared_prefixes_and_fixed_sizes(self) -> None:
+        samples = [attempt(0), attempt(1)]
+        assert self.packing().is_exact(samples)
+        assert not self.packing(share=True).is_exact(samples)
+        assert not self.packing(sizes={id(self.BACKBONE): 64}).is_exact(samples)
+
+
+class TestIdleRanks:
+    def test_an_idle_pass_runs_the_backbone_and_teaches_it_nothing(self, backbone: Backbone) -> None:
+        backbone.add_adapter("a", 4, 8.0, ("q_proj",), seed=0)
+        loss = IdleBatch(backbone, "a").forward()
+        loss.backward()
+        gradients = [p.grad for p in backbone.model.parameters() if p.grad is not None]
+        assert loss.item() == 0.0
+        assert gradients
+        assert not any(gradient.any() for gradient in gradients)
+
+    def test_a_rank_that_does_not_train_a_base_is_never_idle_on_it(self) -> None:
+        class FirstOfTwo(SingleRank):
+            count = 2
+
+            def gather(self, value: Any) -> list[Any]:
+                return [value, [1, 1]]
+
+            def on(self, base: str) -> Any:
+                return self if base == "mine" else None
+
+        backbones = [cast(Backbone, SimpleNamespace()) for _ in range(2)]
+        packing = Packing(
+            dict(zip("ab", backbones, strict=True)), {"a": None, "b": None}, {}, "action-mean", "action", 9,
+            constant_length=1, teammate_text=False, bases={"a": "mine", "b": "of others"},
+        )  # fmt: skip
+        (idle,) = packing.pad_to_ranks([], ["a", "b"], FirstOfTwo())
+        assert idle.backbone is backbones[0]

@@ -67,6 +67,11 @@ def test_where_the_sampler_is_corrected_only_packing_is() -> None:
     assert "company" in note
 
 
+def test_comparisons_learn_the_same_from_whoever_sampled_so_only_packing_is() -> None:
+    (note,) = said({"packing_difference": 1.0, **engine(actor=1.0)}, name="dpo")
+    assert "company" in note
+
+
 @pytest.mark.parametrize("policies", range(1, 17))
 def test_policies_that_take_turns_each_have_their_packing_checked(policies: int) -> None:
     assert {check * PACKING_CHECK_INTERVAL % policies for check in range(policies)} == set(range(policies))

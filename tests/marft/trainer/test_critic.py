@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from marft.models.backbone import Backbone
 from marft.models.packed_rows import PackedRows
 from marft.trainer.credit.gae import GAE
 from marft.trainer.critic import Critic, CriticBody, CriticInput, critic_input, read_features
+from marft.trainer.ranks.interface import SINGLE_RANK, SingleRank
 from tests.draws import DrawnFrom
 from tests.episodes import make_action
 from tests.helpers import lengths_read
@@ -249,3 +251,80 @@ def test_a_gradient_that_is_not_finite_moves_nothing_and_is_counted(backbone: Ba
     assert not mine.optimizer.state
     assert mine.update(values, [np.array([1.0])] * 4, step=1)["critic/skipped_updates"] == 0.0
     assert any(not torch.equal(parameter, before[name]) for name, parameter in mine.parameters().items())
+
+
+class TestCheckpoints:
+    def test_saved_tensors_have_no_gradient(self, backbone: Backbone) -> None:
+        assert not any(tensor.requires_grad for tensor in critic(backbone).state_dict().values())
+
+    @pytest.mark.parametrize("change", ["a name", "a shape"])
+    def test_another_critics_are_not_loaded(self, change: str, backbone: Backbone) -> None:
+        mine = critic(backbone)
+        before = {name: tensor.clone() for name, tensor in mine.state_dict().items()}
+        name, *_ = before
+        others = {key: tensor + 1 for key, tensor in before.items()}
+        others |= {"new": torch.zeros(1)} if change == "a name" else {name: torch.zeros(1, 1)}
+        assert mine.load_state_dict(others) is False
+        assert all(torch.equal(tensor, before[key]) for key, tensor in mine.state_dict().items())
+
+
+class TestSeveralRanks:
+    class BusyPeer(SingleRank):
+        """One that has all of the batch, beside one that has one more thing to read each time."""
+
+        def gather(self, value: Any) -> list[Any]:
+            return [value, value + 1] if isinstance(value, int) else [value]
+
+    class Elsewhere(SingleRank):
+        """A rank that has none of the bases."""
+
+        def on(self, base: str) -> Any:
+            return None
+
+    def learned(self, backbone: Backbone, ranks: SingleRank) -> tuple[dict[str, torch.Tensor], float]:
+        """Gradients of an update, and its loss; both agents have a head of their own, on one trained body."""
+        mine = Critic(
+            CriticSettings(body="lora", heads="agent"), "action",
+            {name: CriticBody("base", backbone) for name in "ab"}, [("a", "a"), ("b", "b")], seed=0,
+            tokens_per_batch=1000, ranks=ranks,
+        )  # fmt: skip
+        with torch.no_grad(), DrawnFrom(0):
+            for head in mine.heads.values():
+                torch.nn.init.normal_(head.layers[-1].weight)  # type: ignore[arg-type]
+        batch = [episode(make_action("a", prompt=(5, n)), make_action("b", prompt=(6, n), index=1)) for n in (3, 4)]
+        metrics = mine.update(mine.evaluate(batch), [np.array([float(n)]) for n in range(4)], step=0)
+        gradients = {name: p.grad for name, p in mine.parameters().items() if p.grad is not None}
+        return gradients, metrics["critic/loss"]
+
+    def test_idle_passes_go_forward_and_backward_and_teach_nothing(self, backbone: Backbone) -> None:
+        expected, loss = self.learned(deepcopy(backbone), SINGLE_RANK)
+        forward, original = [], backbone.hidden_states
+        backward: list[torch.Tensor] = []
+
+        def watched(rows: PackedRows) -> torch.Tensor:
+            hidden = original(rows)
+            if hidden.requires_grad:
+                forward.append(len(hidden))
+                hidden.register_hook(backward.append)
+            return hidden
+
+        backbone.hidden_states = watched  # type: ignore[method-assign, assignment]
+        gradients, mine = self.learned(backbone, self.BusyPeer())
+        assert mine == loss
+        assert gradients.keys() == expected.keys()
+        assert all(torch.equal(gradient, expected[name]) for name, gradient in gradients.items())
+        assert forward == [4, 1] * 2 * CriticSettings().epochs, "of each head the two readings, and one idle token"
+        assert [bool(gradient.any()) for gradient in backward] == [True, False] * 2 * CriticSettings().epochs
+
+    def test_a_rank_without_the_base_reads_nothing_and_adds_nothing(self, backbone: Backbone) -> None:
+        read = lengths_read(backbone)
+        mine = Critic(
+            CriticSettings(), "action", {"a": CriticBody("base", backbone)}, [("a", "a")], seed=0, tokens_per_batch=99,
+            ranks=self.Elsewhere(),
+        )  # fmt: skip
+        cut = episode(make_action("a"), status="truncated", bootstrap={"a": np.array([3, 4], np.int32)})
+        values = mine.evaluate([cut])
+        assert [row.tolist() for row in values.actions] == [[0.0]]
+        assert values.bootstrap == [{"a": 0.0}]
+        assert mine.update(values, [np.array([1.0])], step=0)["critic/loss"] == 0.0
+        assert read == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,11 @@ class OneByOne(Simultaneous):
 class ActorAlone(Simultaneous):
     def plan_phases(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
         return [UpdatePhase(("actor",))]
+
+
+class NewEachTime(Simultaneous):
+    def plan_phases(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
+        return [UpdatePhase((name,), new_episodes=True) for name in policies]
 
 
 def learner_of(run: RunSettings) -> Learner:
@@ -97,6 +102,16 @@ class TestTheParts:
         given = of(tmp_path, "dr-grpo", *longer, "--algorithm.constant_length", "5")
         assert learner_of(given).packing.constant_length == 5
 
+    def test_samples_are_divided_by_their_base_and_share_prefixes_where_the_recipe_says(self, tmp_path: Path) -> None:
+        mine = learner_of(of(tmp_path, "grpo", "--training.share_prefixes", "always"))
+        assert mine.packing.bases == {"reasoner": "base", "actor": "base"}
+        assert mine.packing.share
+
+    def test_policies_whose_weights_other_ranks_hold_have_no_optimizer_here(self, tmp_path: Path) -> None:
+        models = PolicyRegistry(run := of(tmp_path, "grpo"))
+        models.policies["actor"].backbone.has_weights = False
+        assert Learner(run, models).optimizers == {}
+
     def test_all_its_parts_share_the_work_with_the_same_ranks(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -109,6 +124,14 @@ class TestTheParts:
         mine.learn(episodes(1), START)
         assert mine.critic is not None
         assert (mine.critic.ranks, told) == (ranks, [ranks])
+
+    @pytest.mark.parametrize("name", ["marft", "grpo"])
+    def test_all_its_parts_are_given_new_ranks(self, name: str, tmp_path: Path) -> None:
+        mine, ranks = learner_of(of(tmp_path, name)), SingleRank()
+        mine.set_ranks(ranks)
+        parts = [mine, mine.diagnostics, *([mine.critic] if mine.critic else [])]
+        assert len(parts) == (3 if name == "marft" else 2)
+        assert all(part.ranks is ranks for part in parts)
 
     @pytest.mark.parametrize("coefficient", [0.0, 0.5])
     def test_text_of_teammates_is_scored_where_it_is_trained_and_never_under_the_base(
@@ -168,6 +191,14 @@ class TestScoresBeforeTheStep:
         assert all(np.array_equal(row, right["base"][key]) for key, row in fixed.base.items())
         assert all(np.array_equal(row, right["old"][key]) for key, row in fixed.old.items())
         assert any(np.abs(right["old"][key] - row).max() > 1e-3 for key, row in fixed.base.items())
+
+    @pytest.mark.parametrize("exact", [False, True])
+    def test_are_good_for_other_packings_only_where_they_are_exact(
+        self, exact: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Packing, "is_exact", lambda *_: exact)
+        _, _, fixed = self.scored(tmp_path, "reward", 0.5, False)
+        assert fixed.exact is exact
 
     def test_a_frozen_policys_actions_are_not(self, tmp_path: Path) -> None:
         _, batch, fixed = self.scored(tmp_path, "reward", 0.5, False, *FROZEN)
@@ -237,8 +268,37 @@ class TestALearningStep:
         mine = learner_of(of(tmp_path, "marft", *FROZEN))
         batch = [replace(e, actions=tuple(a for a in e.actions if a.agent == "reasoner")) for e in episodes(4)]
         metrics = mine.learn(batch, START)
-        assert not {"kl_stops", "policy_loss"} & metrics.keys()
+        assert not {"kl_stops", "policy_loss", "policies/actor/learning_rate"} & metrics.keys()
         assert metrics["critic/loss"] > 0
+
+    def test_critics_are_fitted_to_monte_carlo_returns_while_they_warm_up_and_to_the_credits_after(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Both:
+            def assign(self, inputs: CreditInputs) -> CreditOutput:
+                rows = [np.zeros(size) for size in inputs.sizes()]
+                return CreditOutput(rows, returns=[row + 1 for row in rows], monte_carlo=[row + 2 for row in rows])
+
+        mine = learner_of(of(tmp_path, "marft", "--algorithm.critic.warmup_steps", "1"))
+        mine.credit = Both()  # type: ignore[assignment]
+        targets: list[float] = []
+        monkeypatch.setattr(PolicyUpdater, "run", lambda *_: None)
+        monkeypatch.setattr(mine.critic, "update", lambda _, rows, __: targets.append(float(rows[0][0])) or {})
+        for step in range(3):
+            mine.learn(episodes(1), Progress(step, 0))
+        assert targets == [2.0, 1.0, 1.0]
+
+    def test_tasks_that_a_credit_writes_to_are_copies(self, tmp_path: Path) -> None:
+        class Writing:
+            def assign(self, inputs: CreditInputs) -> CreditOutput:
+                for one in inputs.episodes:
+                    one.task.data["seen"] = True  # type: ignore[index]
+                return CreditOutput([np.zeros(size) for size in inputs.sizes()])
+
+        mine, batch = learner_of(of(tmp_path, "grpo")), episodes(1)
+        mine.credit = Writing()  # type: ignore[assignment]
+        credited = mine.assign_credit(batch, FixedLogProbs())
+        assert all("seen" not in one.task.data for one in (*batch, *credited.episodes, *credited.inputs.episodes))
 
     def test_a_credit_that_is_not_finite_in_one_decision_is_named(self, tmp_path: Path) -> None:
         mine, batch = learner_of(of(tmp_path, "grpo")), episodes(1)
@@ -337,6 +397,24 @@ class TestALearningStep:
         assert metrics["kl"] > 1e-9
         assert (metrics["kl_before_step"] == 0.0) == (mine.settings.epochs * mine.settings.minibatches == 1)
 
+    def test_its_kl_is_measured_on_what_is_drawn_for_the_step_of_the_policies_that_it_updates(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Not on those that are scored for another reason."""
+        kl = "{ coefficient = 0.5, apply_to = 'reward', estimator = 'k1' }"
+        mine = begun(of(tmp_path, "marft", "--algorithm.kl", kl, "--seed", "5"))
+        mine.schedule = ActorAlone()
+        told: list[tuple[int, int]] = []
+
+        def drawn(samples: Sequence[Sample], seed: int, step: int) -> Sequence[Sample]:
+            told.append((seed, step))
+            return samples[:2]
+
+        monkeypatch.setattr(learner_module, "sample_per_agent", drawn)
+        metrics = mine.learn(episodes(3), Progress(2, 0))
+        assert told == [(5, 2)]
+        assert [name for name in metrics if name.endswith("/kl")] == ["agents/actor/kl"]
+
     def test_measuring_its_kl_changes_nothing_that_is_learned(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -389,6 +467,50 @@ def test_the_packing_of_a_run_is_untouched_by_its_updates(tmp_path: Path) -> Non
     assert torch.is_grad_enabled()
 
 
+class TestMetricsOfSeveralPhases:
+    @staticmethod
+    def metrics(
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        schedule: Simultaneous,
+        measured: Mapping[str, float],
+        *changes: str,
+    ) -> dict[str, float]:
+        """Of a step in which each phase measures the same, but for losses of 1, 2, …, one in each."""
+        mine = learner_of(of(tmp_path, "grpo", *changes))
+        mine.schedule = schedule
+        losses = iter((1.0, 2.0, 3.0))
+
+        def run(self: PolicyUpdater, *_: object) -> None:
+            self.accumulator.add("policy_loss", next(losses))
+            for name, value in measured.items():
+                self.accumulator.add(name, value)
+
+        monkeypatch.setattr(PolicyUpdater, "run", run)
+        return mine.learn(episodes(2), START, play_again=lambda: episodes(2, seed=7))
+
+    @pytest.mark.parametrize("schedule", [OneByOne(), NewEachTime()])
+    def test_are_means_over_them_and_over_rounds_of_new_episodes(
+        self, schedule: Simultaneous, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert self.metrics(tmp_path, monkeypatch, schedule, {})["policy_loss"] == 1.5
+
+    @pytest.mark.parametrize("schedule", [OneByOne(), NewEachTime()])
+    def test_are_sums_for_the_kl_of_the_team_and_for_stops(
+        self, schedule: Simultaneous, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        measured = {"team_kl": 0.25, "kl_stops": 1.0}
+        limited = self.metrics(tmp_path, monkeypatch, schedule, measured, "--algorithm.team_kl", "1.0")
+        assert (limited["team_kl"], limited["kl_stops"]) == (0.5, 2.0)
+        assert "team_kl" not in self.metrics(tmp_path, monkeypatch, schedule, {})
+
+    def test_have_one_effective_sample_size(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """(2 · 3)² / (2 · 4 · 2 · 3)."""
+        measured = {"agents/actor/ess/weights": 3.0, "agents/actor/ess/squares": 3.0, "agents/actor/ess/units": 4.0}
+        metrics = self.metrics(tmp_path, monkeypatch, OneByOne(), measured)
+        assert metrics["ess"] == metrics["agents/actor/ess"] == pytest.approx(36 / 48)
+
+
 class TestNewEpisodes:
     class Again(Simultaneous):
         def plan_phases(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
@@ -427,6 +549,19 @@ class TestNewEpisodes:
         assert metrics["agents/reasoner/kl"] == first["agents/reasoner/kl"]
         assert metrics["agents/actor/kl"] == second["agents/actor/kl"]
         assert metrics["critic/loss"] == second["critic/loss"]
+
+    def test_without_an_action_to_train_are_no_update(self, tmp_path: Path) -> None:
+        class ActorTwice(Simultaneous):
+            def plan_phases(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
+                return [UpdatePhase(("actor",)), UpdatePhase(("actor",), new_episodes=True)]
+
+        mine = begun(of(tmp_path, "marft", *FROZEN))
+        mine.schedule = ActorTwice()
+        of_the_frozen = [replace(e, actions=e.actions[:1]) for e in episodes(2, seed=7)]
+        records = list[int]()
+        metrics = mine.learn(episodes(3), START, lambda credits: records.append(len(credits)), lambda: of_the_frozen)
+        assert records == [6, 2]
+        assert metrics["idle_phase_fraction"] == 0.0
 
     def test_are_refused_where_nobody_plays(self, tmp_path: Path) -> None:
         mine = begun(of(tmp_path, "marft"))

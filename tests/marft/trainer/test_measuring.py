@@ -32,6 +32,7 @@ from marft.trainer.micro_batch import MicroBatch
 from tests.episodes import make_action
 
 NAN = math.nan
+PLANNED, CODED = make_action("planner").key, make_action("coder").key
 
 
 def batch(engine: tuple[float, ...] = (-1.0, -2.0, -3.0, -4.0)) -> MicroBatch:
@@ -43,7 +44,7 @@ def batch(engine: tuple[float, ...] = (-1.0, -2.0, -3.0, -4.0)) -> MicroBatch:
             agents=np.array([0, 1, 0, 1]),
             agent_names=("planner", "coder"),
             unit_agents=lambda: np.array([0, 1, 1]),
-            split_by_action=lambda _: {},
+            split_by_action=lambda flat: {PLANNED: flat[:1], CODED: flat[1:]},
         ),
     )
 
@@ -86,6 +87,22 @@ class TestTheMeter:
         meter.merge(other)
         assert meter.means() == {"kl": 1.5, "most": 2.0, "more": 7.0}
 
+    def test_the_gradient_of_an_action_adds_up_over_minibatches_and_ranks(self) -> None:
+        meter, other = MetricAccumulator(), MetricAccumulator()
+        for size in (1.0, 0.5):
+            meter.add_gradient(PLANNED, size)
+        other.add_gradient(PLANNED, 2.0)
+        other.add_gradient(CODED, 4.0)
+        meter.merge(other)
+        assert meter.gradients == {PLANNED: 3.5, CODED: 4.0}
+
+    def test_entropies_of_the_actions_of_another_rank_join(self) -> None:
+        meter, other = MetricAccumulator(), MetricAccumulator()
+        meter.entropies[PLANNED] = np.array([0.5])
+        other.entropies[CODED] = np.array([1.5])
+        meter.merge(other)
+        assert {key: row.tolist() for key, row in meter.entropies.items()} == {PLANNED: [0.5], CODED: [1.5]}
+
 
 def test_tokens_and_units_have_means_of_the_team_and_of_each_agent() -> None:
     meter, awaited = MetricAccumulator(), DeferredReads()
@@ -127,9 +144,26 @@ def test_shares_of_the_gradient_are_of_sizes_and_add_up() -> None:
     MicroBatchMetrics(batch(), meter, awaited).add_gradients(torch.tensor([1.0, -2.0, -3.0, 2.0]))
     awaited.read_pending()
     assert meter.means() == {}  # a sum, and no mean of anything
+    assert meter.gradients == {PLANNED: 1.0, CODED: 7.0}
     shares = compute_gradient_shares(meter, ("planner", "coder", "judge"))
     names = ("planner", "coder", "judge")
     assert [shares[f"agents/{name}/gradient_share"] for name in names] == [0.5, 0.5, 0.0]
+
+
+def test_entropies_are_kept_by_action_and_decision() -> None:
+    meter, awaited = MetricAccumulator(), DeferredReads()
+    MicroBatchMetrics(batch(), meter, awaited).add_entropies(torch.tensor([1.0, 2.0, 4.0, 8.0]))
+    awaited.read_pending()
+    assert {key: row.tolist() for key, row in meter.entropies.items()} == {PLANNED: [1.0], CODED: [2.0, 4.0, 8.0]}
+
+
+def test_weights_of_teammate_text_have_a_mean_over_tokens() -> None:
+    """Not over micro-batches."""
+    meter, awaited = MetricAccumulator(), DeferredReads()
+    for weights in ([1.0, 3.0, 2.0], [0.0]):
+        MicroBatchMetrics(batch(), meter, awaited).add_teammate_weights(torch.tensor(weights))
+    awaited.read_pending()
+    assert meter.means() == {"teammate_weight": 6 / 4}
 
 
 def test_effective_sizes_are_of_all_micro_batches_for_the_team_and_each_agent_that_has_any_weight() -> None:
@@ -143,6 +177,7 @@ def test_effective_sizes_are_of_all_micro_batches_for_the_team_and_each_agent_th
     assert compute_relative_ess(meter, ("planner", "coder", "judge")) == pytest.approx({
         "ess": 25 / (5 * 7.5), "agents/planner/ess": 9 / (2 * 5), "agents/coder/ess": 4 / (2 * 2.5),
     })  # fmt: skip
+    assert meter.means() == {}, "sums, and no mean of anything"
 
 
 def test_nobody_has_a_share_of_no_gradient() -> None:
@@ -205,15 +240,29 @@ class TestWhatTheKLOfAnUpdateIsMeasuredOn:
         assert len(sample_per_agent(self.batch({"planner": [2000] * 9}), 0, 0)) == 4
         assert sample_per_agent([], 0, 0) == []
 
+    def test_of_several_actions_as_many_are_taken_as_reach_1024_tokens_and_none_beyond(self) -> None:
+        assert len(sample_per_agent(self.batch({"planner": [256] * 9}), 0, 0)) == 4
+        assert len(sample_per_agent(self.batch({"planner": [93] * 20}), 0, 0)) == 12, "eleven have 1023"
+
+    def test_the_draw_is_the_same_in_every_version_and_another_for_each_agent(self) -> None:
+        """Agents come in the order of their names."""
+        batch = self.batch(dict.fromkeys("hgfedcba", [500] * 6))
+        chosen = sample_per_agent(batch, 3, 2)
+        drawn = {agent: [s.action.key.sample for s in chosen if s.action.agent == agent] for agent in "abcdefgh"}
+        assert [s.action.agent for s in chosen] == sorted(s.action.agent for s in chosen)
+        assert drawn["a"] == [0, 3, 1, 2]
+        assert len(set(map(tuple, drawn.values()))) > 4
+
     def test_the_team_weighs_agents_by_all_of_their_tokens(self) -> None:
         batch = self.batch({"a": [1, 1, 1], "b": [1]})
-        old = {sample.action.key: np.zeros(1) for sample in batch}
-        after = {sample.action.key: np.full(1, d) for sample, d in zip(batch, (0.5, 0.5, 0.0, 1.0), strict=True)}
+        old = {sample.action.key: np.full(1, -2.0) for sample in batch}
+        after = {sample.action.key: np.full(1, d - 2.0) for sample, d in zip(batch, (0.5, 0.5, 0.0, 1.0), strict=True)}
         del after[batch[2].action.key]
         meter = MetricAccumulator()
         measure_kl(meter, batch, old, after)
         a, b = (math.exp(d) - 1 - d for d in (0.5, 1.0))
         assert meter.means() == pytest.approx({"agents/a/kl": a, "agents/b/kl": b, "kl": (3 * a + b) / 4})
+        assert meter.total("kl") == pytest.approx(3 * a + b)
 
 
 def test_kl_to_the_base_is_a_mean_of_k3_over_tokens() -> None:

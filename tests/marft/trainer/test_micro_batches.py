@@ -16,7 +16,7 @@ from marft.common.types import Choice, Option, Sample
 from marft.models.backbone import Backbone
 from marft.models.log_probs import TokenScores
 from marft.trainer.batching import BatchCounts, Packing
-from marft.trainer.micro_batch import FixedLogProbs, MicroBatch
+from marft.trainer.micro_batch import FixedLogProbs, MicroBatch, scored_tokens
 from tests.episodes import make_action
 
 CPU = torch.device("cpu")
@@ -139,6 +139,13 @@ def test_units_are_sums_over_z_at_action_level_and_tokens_else() -> None:
         slow[number] += score / by_action.samples[number].normalizer
     np.testing.assert_allclose(by_action.unit_log_probs(scores).tolist(), slow, rtol=1e-12)
     assert micro_batch("token")[0].unit_log_probs(scores) is scores
+
+
+def test_a_token_without_a_grammar_has_no_mask() -> None:
+    """Neither a written one nor one of an option."""
+    for sample in samples_of("token"):
+        for segment in scored_tokens(sample.action):
+            assert segment.masks.tolist() == [-1] * len(segment.tokens)
 
 
 def test_numbers_by_action_come_back_as_they_went_in() -> None:

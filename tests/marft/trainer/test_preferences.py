@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,17 +16,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from marft.common.errors import UserError
 from marft.common.token_data import TokenSource
 from marft.common.types import Action, ActionKey, Episode, Observation, Sample, Task, Transition
 from marft.config.algorithm import AlgorithmSettings
 from marft.config.interfaces.credit import Comparison, CreditInputs
 from marft.config.interfaces.objective import PairInputs
 from marft.config.interfaces.schedule import Progress
+from marft.models.policy_registry import PolicyRegistry
+from marft.trainer.batching import Packing
 from marft.trainer.credit.preference import Preference
 from marft.trainer.credit.sides import PairSide, build_pairs
 from marft.trainer.learner_metrics import MetricAccumulator
 from marft.trainer.objectives.dpo import DPO
-from marft.trainer.preferences import PreferenceBatch
+from marft.trainer.objectives.ppo import PPO
+from marft.trainer.optimizers import PolicyOptimizer
+from marft.trainer.preferences import PreferenceBatch, ReferencePolicy
 from tests import references_preferences as slow
 from tests.episodes import make_action
 from tests.learners import begun, episodes, recipe
@@ -270,6 +277,143 @@ class TestCoefficients:
             assert part.samples.keys() == {key for pair in part.comparisons for key in (*pair.better, *pair.worse)}
 
 
+def logistic(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+class TestOneSidedComparisons:
+    """One side was sampled by a frozen policy, so only the other has samples."""
+
+    ACTION, FROZEN = make_action("a", tokens=(1, 2)), make_action("b", sample=1)
+    NOW, THEN = {ACTION.key: np.array([-0.3, -1.4])}, {ACTION.key: np.array([-0.1, -0.7])}
+
+    @pytest.mark.parametrize("is_better", [False, True])
+    def test_are_learned_from_the_side_that_has_samples(self, is_better: bool) -> None:
+        """The coefficient is exact to float64: −β σ(−z), times a weight that float32 would round."""
+        sides = ((self.ACTION.key,), (self.FROZEN.key,)) if is_better else ((self.FROZEN.key,), (self.ACTION.key,))
+        batch = PreferenceBatch.from_samples(
+            [Comparison(*sides, weight=0.1)], [Sample(self.ACTION, 2.0, np.ones(1))]
+        )  # fmt: skip
+        meter = MetricAccumulator()
+        (sample,) = batch.compute_coefficients(DPO(beta=0.7), self.NOW, self.THEN, {"a"}, False, meter)
+        h = (1 if is_better else -1) * (-1.7 + 0.8) / 2
+        expected = (1 if is_better else -1) * 0.1 * 0.7 * logistic(-0.7 * h)
+        assert sample.advantages.tolist() == pytest.approx([expected], rel=1e-12)
+        assert meter.means()["preference/margin"] == pytest.approx(h, rel=1e-12)
+        assert meter.means()["agents/a/preference/margin"] == pytest.approx(h, rel=1e-12)
+
+    def test_without_a_better_side_add_no_likelihood_to_the_loss(self) -> None:
+        batch = PreferenceBatch.from_samples(
+            [Comparison((self.FROZEN.key,), (self.ACTION.key,))], [Sample(self.ACTION, 2.0, np.ones(1))]
+        )
+        losses = []
+        for coefficient in (0.0, 0.5):
+            meter = MetricAccumulator()
+            objective = DPO(nll_coefficient=coefficient)
+            batch.compute_coefficients(objective, self.NOW, self.THEN, {"a"}, False, meter)
+            losses.append(meter.means()["preference/loss"])
+        assert losses[0] == losses[1] > 0
+
+
+def test_a_comparison_between_actions_without_samples_is_dropped() -> None:
+    keys = [make_action("a", sample=n).key for n in range(4)]
+    pairs = [Comparison((keys[0],), (keys[1],)), Comparison((keys[2],), (keys[3],))]
+    mine = Sample(make_action("a", sample=1), 1.0, np.ones(1))
+    assert PreferenceBatch.from_samples(pairs, [mine]).comparisons == (pairs[0],)
+
+
+class TestMargins:
+    """Each agent's part of the margin; agents sum to the team."""
+
+    @staticmethod
+    def margins(agents: str, log_ratios: Sequence[Sequence[float]]) -> dict[str, float]:
+        """Of comparisons in which all agents act once on each side; log-ratios by attempt, the better one first."""
+        samples = [
+            Sample(make_action(agent, sample=n, policy="p"), 1.0, np.ones(1))
+            for n in range(len(log_ratios))
+            for agent in agents
+        ]
+        keys = [tuple(s.action.key for s in samples if s.action.key.sample == n) for n in range(len(log_ratios))]
+        pairs = [Comparison(keys[n], keys[n + 1]) for n in range(0, len(keys), 2)]
+        now = {s.action.key: np.array([log_ratios[s.action.key.sample][agents.index(s.action.agent)]]) for s in samples}
+        then, meter = {key: np.zeros(1) for key in now}, MetricAccumulator()
+        PreferenceBatch.from_samples(pairs, samples).compute_coefficients(DPO(), now, then, {"p"}, False, meter)
+        return {name: value for name, value in meter.means().items() if name.endswith("preference/margin")}
+
+    def test_are_means_over_comparisons_by_agent(self) -> None:
+        found = self.margins("ab", [(1.0, 2.0), (0.5, -1.0), (0.25, 0.0), (1.0, 4.0)])
+        assert found == pytest.approx({
+            "preference/margin": (3.5 - 4.75) / 2, "agents/a/preference/margin": (0.5 - 0.75) / 2,
+            "agents/b/preference/margin": (3.0 - 4.0) / 2,
+        })  # fmt: skip
+
+    def test_come_in_the_order_of_the_agents_names(self) -> None:
+        _, *names = self.margins("hgfedcba", [(1.0,) * 8, (0.0,) * 8])
+        assert names == [f"agents/{agent}/preference/margin" for agent in "abcdefgh"]
+
+
+class TestReference:
+    """Of policies of one parameter, which is 1 at the start, and 5 in a checkpoint."""
+
+    @staticmethod
+    def policies(names: str, sharded: str = "") -> tuple[dict[str, PolicyOptimizer], PolicyRegistry]:
+        optimizers = {
+            name: PolicyOptimizer(
+                {"x": torch.nn.Parameter(torch.ones(1))}, AlgorithmSettings().optimizer, 1.0, 1
+            )
+            for name in names
+        }  # fmt: skip
+        models = SimpleNamespace(
+            policies={n: SimpleNamespace(backbone=SimpleNamespace(shards=n if n in sharded else None)) for n in names},
+            load_policy=lambda name, _: optimizers[name].load_parameters({"x": torch.full((1,), 5.0)}),
+        )
+        return optimizers, cast(PolicyRegistry, models)
+
+    def reference(self, names: str = "a", sharded: str = "", **objective: Any) -> ReferencePolicy:
+        return ReferencePolicy(DPO(**objective), *self.policies(names, sharded), cast(Packing, None))
+
+    @staticmethod
+    def checkpoint(tmp_path: Path, names: str) -> str:
+        for name in names:
+            (tmp_path / "policies" / name).mkdir(parents=True)
+        return str(tmp_path)
+
+    @pytest.mark.parametrize("reference", ["base", "none"])
+    def test_no_copy_is_kept_of_the_base_or_of_none(self, reference: str) -> None:
+        mine = self.reference(reference=reference)
+        mine.begin_step(0)
+        assert mine.state() == {}
+
+    def test_from_a_checkpoint_is_refreshed_in_later_steps_only(self, tmp_path: Path) -> None:
+        mine = self.reference(reference=self.checkpoint(tmp_path, "a"), refresh=2)
+        assert mine.optimizers["a"].parameters["x"].item() == 1.0
+        found = []
+        for step in range(3):
+            mine.begin_step(step)
+            found.append(mine.state()["a/x"].item())
+        assert found == [5.0, 5.0, 1.0]
+
+    def test_that_is_loaded_is_a_copy_of_what_was_saved(self) -> None:
+        mine, saved = self.reference(), torch.full((1,), 7.0)
+        mine.load_state({"a/x": saved})
+        saved.zero_()
+        assert mine.state()["a/x"].item() == 7.0
+        assert mine.optimizers["a"].parameters["x"].item() == 1.0
+
+    def test_lacking_a_policy_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="holds no policy 'b'"):
+            self.reference("ab", reference=self.checkpoint(tmp_path, "a"))
+
+    @pytest.mark.parametrize("sharded", ["b", "ab"])
+    def test_from_a_checkpoint_is_refused_where_any_policy_is_sharded(self, sharded: str, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match=r"policies that lie in parts \(training.shard\)"):
+            self.reference("ab", sharded, reference=self.checkpoint(tmp_path, "ab"))
+
+    def test_of_an_objective_without_a_loss_of_pairs_is_refused(self) -> None:
+        with pytest.raises(UserError, match="PPO says that it reads pairs, and has no pair_losses"):
+            ReferencePolicy(PPO(), *self.policies("a"), cast(Packing, None))
+
+
 def dpo(tmp_path: Path, *overrides: str) -> Any:
     return recipe(tmp_path, "dpo", "--algorithm.optimizer.warmup_steps", "0", *overrides)
 
@@ -347,8 +491,6 @@ class TestSteps:
     def test_a_checkpoint_is_the_reference_where_one_is_named(self, tmp_path: Path) -> None:
         first = begun(dpo(tmp_path))
         folder = tmp_path / "step_000003"
-        from marft.models.policy_registry import PolicyRegistry
-
         models = PolicyRegistry(dpo(tmp_path))
         for name in first.optimizers:
             models.save_policy(name, folder / "policies" / name)

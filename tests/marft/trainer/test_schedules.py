@@ -72,8 +72,8 @@ class TestInputs:
     def test_costs_of_an_action_are_summed_and_there_may_be_none(self) -> None:
         costs = [np.array([0.5]), np.array([1.0, 2.0, 4.0])]
         inputs = CreditInputs((), "token", costs=costs)
-        assert [inputs.cost_of(0), inputs.cost_of(1)] == [0.5, 7.0]
-        assert CreditInputs((), "token").cost_of(0) == 0.0
+        assert [inputs.action_kl_cost(0), inputs.action_kl_cost(1)] == [0.5, 7.0]
+        assert CreditInputs((), "token").action_kl_cost(0) == 0.0
 
     @pytest.mark.parametrize(
         ("trained", "expected"), [(None, True), (("one", "two"), True), (("two",), False), ((), False)]

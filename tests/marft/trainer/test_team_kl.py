@@ -92,6 +92,10 @@ class TestHolding:
     def test_what_is_within_stays_as_it_is(self) -> None:
         assert self.held(lambda move: move**2, 4.0) == (1.0, 4.0, 3.0)
 
+    def test_a_kl_of_exactly_the_budget_is_accepted(self) -> None:
+        fraction, moved, _ = self.held(lambda move: 4.0 if move == 2.0 else 1.0, 1.0)
+        assert (fraction, moved) == (fit_to_budget(4.0, 1.0), 1.0)
+
     @given(st.floats(1e-6, 3.9))
     def test_where_kl_is_a_square_one_correction_meets_the_aim(self, budget: float) -> None:
         fraction, moved, _ = self.held(lambda move: move**2, budget)

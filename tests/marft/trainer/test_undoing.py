@@ -12,8 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from marft.common.errors import RunError
+from marft.common.types import ActionCredit
 from marft.config.algorithm import OptimizerSettings
 from marft.config.interfaces.schedule import Progress
+from marft.models.half_precision import MasterWeights
 from marft.models.policy_registry import PolicyRegistry
 from marft.rollout.local_runner import LocalRolloutRunner
 from marft.runs.checkpoints import CheckpointManager
@@ -21,7 +23,7 @@ from marft.runs.metrics_log import LogDigest
 from marft.runs.run_folder import RunFolder
 from marft.runs.state import State
 from marft.trainer.learner import Learner
-from marft.trainer.non_finite_guard import MAX_CONSECUTIVE, NonFiniteGuard, Snapshot, find_non_finite
+from marft.trainer.non_finite_guard import MAX_CONSECUTIVE, NonFiniteGuard, Snapshot, find_non_finite, suggest_fix
 from marft.trainer.optimizers import PolicyOptimizer, optimizer_tensors
 from marft.trainer.train import train
 from tests.helpers import settings
@@ -139,6 +141,16 @@ class TestUndoing:
             assert now.moments.keys() == second.moments.keys() != set()
             assert all(torch.equal(now.moments[key], value) for key, value in second.moments.items())
 
+    def test_a_model_in_half_precision_comes_back_with_its_masters(self) -> None:
+        weight = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+        masters, small = MasterWeights({"p": weight}), Small()
+        small.optimizers["actor"] = PolicyOptimizer(masters.parameters, OptimizerSettings(), 0.25, 9, masters)
+        (before := Snapshot(cast(Learner, small))).take()
+        small.optimizers["actor"].load_parameters({"p": torch.full((2,), 3.0)})
+        assert weight.tolist() == [3.0, 3.0]
+        before.restore()
+        assert weight.tolist() == [1.0, 1.0]
+
     def test_no_checkpoint_takes_what_is_not_finite(self, tmp_path: Path) -> None:
         run = settings("tiny", tmp_path)
         folder = RunFolder.create(run)
@@ -165,7 +177,10 @@ class Small:
         self.settings = SimpleNamespace(critic=SimpleNamespace(learning_rate=0.5))
         self.then: dict[str, float] = {}
 
-    def learn(self, episodes: object, progress: Progress, *told: object) -> dict[str, float]:
+    def learn(
+        self, episodes: object, progress: Progress, on_credit: Callable[[list[Any]], None], *told: object
+    ) -> dict[str, float]:
+        on_credit([f"credits of step {progress.step}"])
         with torch.no_grad():
             for name, value in self.then.items():
                 parameter = self.critic.parameters()["v"] if name == "v" else self.optimizers[name].parameters["p"]
@@ -217,6 +232,46 @@ class TestCareful:
                 careful.learn((), Progress(step, 0))
         assert small.values == [1.0, 0.0]
         assert [text.split(":")[0] for text in caplog.messages] == [f"step {n}" for n in (1, 2, 3, 4, 6, 7, 8, 9)]
+
+    def test_a_resumed_run_goes_on_counting(self) -> None:
+        """A run that resumed after four undone steps once had five more."""
+        small = Small()
+        careful = NonFiniteGuard(cast(Learner, small))
+        careful.resume([{"reverted_steps": 1.0}, {"reverted_steps": 0.0}, *[{"reverted_steps": 1.0}] * 4])
+        small.then = {"actor": self.NAN}
+        with pytest.raises(RunError, match="the 5th in a row"):
+            careful.learn((), Progress(6, 0))
+        for steps in ([], [{"reverted_steps": 1.0}] * 4 + [{"reverted_steps": 0.0}]):
+            careful.resume(steps)
+            assert careful.learn((), Progress(6, 0))["reverted_steps"] == 1.0
+
+    @pytest.mark.parametrize(("step", "left"), [(4, 0.0), (3, 1.0), (5, 1.0)])
+    def test_a_step_that_others_could_not_finish_is_reverted_if_it_has_begun_here(self, step: int, left: float) -> None:
+        small = Small()
+        small.then = {"actor": 1.0}
+        careful = NonFiniteGuard(cast(Learner, small))
+        careful.learn((), Progress(4, 0))
+        careful.revert(step)
+        assert small.values == [left, 0.0]
+
+    @pytest.mark.parametrize("step", range(3))
+    def test_there_is_nothing_to_revert_before_the_first_step(self, step: int) -> None:
+        small = Small()
+        NonFiniteGuard(cast(Learner, small)).revert(step)
+        assert small.values == [0.0, 0.0]
+
+    def test_the_credits_of_a_step_are_logged_unless_it_is_undone(self) -> None:
+        small, logged = Small(), list[list[ActionCredit]]()
+        careful = NonFiniteGuard(cast(Learner, small))
+        for step, value in enumerate((1.0, self.NAN, 2.0)):
+            small.then = {"actor": value}
+            careful.learn((), Progress(step, 0), logged.append)
+        assert logged == [["credits of step 0"], ["credits of step 2"]]
+
+    def test_a_policy_of_other_ranks_is_theirs_to_advise_on(self) -> None:
+        small = cast(Learner, Small())
+        assert suggest_fix(small, "policies.elsewhere") == ""
+        assert suggest_fix(small, "policies.actor").startswith("lower policies.actor.learning_rate")
 
     def test_what_has_no_elements_is_finite(self) -> None:
         """A head of nothing, a layer that somebody cut away: their largest element is no number."""

@@ -12,25 +12,31 @@ from marft.cli.app import OVERRIDE_CONTEXT, JsonOption, command_group
 app = command_group()
 
 
-@app.command("check-env", context_settings=OVERRIDE_CONTEXT)
+@app.command("check-env", context_settings=OVERRIDE_CONTEXT, rich_help_panel="Evaluate")
 def check_env(
     context: typer.Context,
-    environment: Annotated[str, typer.Argument(help="Its name, an import path, or a recipe that names it.")],
+    environment: Annotated[str, typer.Argument(help="Environment: a name, an import path, or a recipe.")],
     num_tasks: Annotated[
-        int, typer.Option(min=1, help="Training tasks that are played; one of each held-out split is, too.")
+        int, typer.Option(min=1, help="Number of training tasks to play, in addition to one task per held-out split.")
     ] = 4,
-    max_steps: Annotated[int, typer.Option(min=1, help="Of an episode; a recipe says so itself.")] = 200,
-    max_median_ms: Annotated[float, typer.Option(min=0.001, help="Of half of all calls: more is slow.")] = 100.0,
-    max_call_ms: Annotated[float, typer.Option(min=0.001, help="Of any call: more is slow.")] = 1000.0,
+    max_steps: Annotated[
+        int, typer.Option(min=1, help="Maximum steps of an episode; a recipe's own limit takes precedence.")
+    ] = 200,
+    max_median_ms: Annotated[
+        float, typer.Option(min=0.001, help="Warn if the median call takes longer, in milliseconds.")
+    ] = 100.0,
+    max_call_ms: Annotated[
+        float, typer.Option(min=0.001, help="Warn if any call takes longer, in milliseconds.")
+    ] = 1000.0,
     max_blocking_ms: Annotated[
-        float, typer.Option(min=0.001, help="That a call may keep its thread without awaiting.")
+        float, typer.Option(min=0.001, help="Warn if a call blocks its thread for longer, in milliseconds.")
     ] = 10.0,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds after which a call is given up.")] = 20.0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Timeout of a call, in seconds.")] = 20.0,
     max_observation_chars: Annotated[
-        int, typer.Option(min=1, help="Characters that an agent may be shown at a time.")
+        int, typer.Option(min=1, help="Warn if an observation is longer, in characters.")
     ] = 20_000,
     in_process: Annotated[
-        bool, typer.Option("--in-process", help="Ask no fresh processes: quicker, and sees less.")
+        bool, typer.Option("--in-process", help="Skip the checks in new processes: faster, but finds less.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

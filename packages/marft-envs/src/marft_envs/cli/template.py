@@ -13,8 +13,10 @@ from marft.common.errors import UserError
 from marft.common.packages import package_index
 
 TEAM_SHAPE = "reasoner-actor"
-RESERVED_NAMES = {*package_index().packages.values(), "test", "tests", "src"}
+RESERVED_NAMES = {*package_index().import_names.values(), "test", "tests", "src"}
 TRIPLE_QUOTES = '"' * 3
+# a comment, because the bundled model knows only conversations of one turn
+MEMORY_LINE = '\n# memory = "own"  # for other models: prompts include the earlier steps, and so the task'
 
 
 def package_name(folder: Path) -> str:
@@ -50,6 +52,7 @@ def render_files(package: str) -> dict[str, str]:
     seats = "\n\n".join(
         f'[[agents]]\nrole = "{seat.role}"\npolicy = "{seat.role}"\ninstructions = \'{seat.instructions}\''
         + ("\nanswers = true" if seat.answers else "")
+        + MEMORY_LINE
         + "\nsampling = { max_new_tokens = 32 }"
         for seat in TEAM_TEMPLATES[TEAM_SHAPE].agents
     )
@@ -78,11 +81,11 @@ def write_environment(folder: Path | None) -> TemplateResult:
 def next_commands() -> str:
     """Return the next commands to type in the folder."""
     rows = {
-        "marft check-env recipe.toml": "what is wrong with it: at first nothing",
-        "pytest": "the same, and your own tests (pip install pytest)",
-        "marft train recipe.toml": "Ctrl-C saves and says how to go on",
-        "marft show runs/first --worst": "what each agent saw, said and earned",
-        "pip install -e .": "then any recipe may name it, by its package alone",
+        "marft check-env recipe.toml": "check the environment for faults",
+        "pytest": "run the checks and your own tests (pip install pytest)",
+        "marft train recipe.toml": "train; Ctrl-C saves a checkpoint",
+        "marft show runs/first --worst": "show prompts, outputs and rewards",
+        "pip install -e .": "install the package for use in any recipe",
     }
     return "\n".join(f"{command:<32} # {comment}" for command, comment in rows.items())
 
@@ -96,10 +99,10 @@ build-backend = "hatchling.build"
 name = "<<PACKAGE>>"
 version = "0.1.0"
 requires-python = ">=3.11"
-dependencies = ["marft", "marft-envs"]
+dependencies = ["marft"]
 
 [project.entry-points."marft.environments"]
-<<PACKAGE>> = "<<PACKAGE>>.environment:<<KIND>>"  # once it is installed, recipes say: name = "<<PACKAGE>>"
+<<PACKAGE>> = "<<PACKAGE>>.environment:<<KIND>>"  # after pip install, recipes can use the short name
 
 [tool.hatch.build.targets.wheel]
 packages = ["src/<<PACKAGE>>"]
@@ -110,151 +113,113 @@ pythonpath = ["src"]
 """
 
 ENVIRONMENT_TEMPLATE = '''\
-"""Bills of several lines, each a sum: one line a step. Make it your own."""
+"""Bills to add up, one line per step. Adapt the environment to your task."""
 
-from __future__ import annotations
-
+import random
 import re
-from collections.abc import Callable
-from random import Random
-from typing import ClassVar
 
-from marft.config.settings import Count
-from marft_envs.generated import GeneratedEnvironment, GeneratedTask
-from marft.envs.scripted_policy import PolicyInput
-from marft.agents.answers import extract_answer, graded_text
-from marft.config.interfaces.environment import tool
-from marft.common.types import JointAction, Observation, Step, Task
+import marft
 
-LINE = "State the final answer to the following arithmetic problem: {} ="  # in the words that the bundled model knows
-SUM = re.compile(r"problem: (\\d+(?: [+-] \\d+)+) =")
+# the bundled model knows only this wording
+QUESTION = "State the final answer to the following arithmetic problem: {} ="
 
 
 class Attempt:
-    """One attempt at a task. What it holds is its own: nobody else may see it."""
+    """One episode: one attempt at one bill."""
 
-    def __init__(self, task: Task, seed: int) -> None:
-        self.lines: list[str] = task.data["lines"]
-        self.random = Random(seed)  # whatever is random in an episode comes from here
-        self.done = self.steps = 0
+    def __init__(self, task):
+        self.lines = task.data["lines"]
+        self.solved = self.steps = 0
 
-    async def reset(self) -> Observation:
-        """What is shown first."""
-        return Observation(LINE.format(self.lines[0]))
+    def reset(self):
+        return marft.Observation(QUESTION.format(self.lines[0]["sum"]))
 
-    async def step(self, actions: JointAction) -> Step:
-        """Take what the team did. An answer may be anything, or missing: that is no error, it is only not right."""
-        said = extract_answer(graded_text(actions.answer))  # without thoughts; "" where there is no answer
-        right = said.strip() == str(value(self.lines[self.done]))
+    def step(self, actions):
+        numbers = re.findall(r"-?\\d+", actions.answer.text if actions.answer else "")
+        correct = numbers[-1:] == [str(self.lines[self.solved]["total"])]
         self.steps += 1
-        self.done += right
-        solved = self.done == len(self.lines)
-        over = solved or self.steps == 2 * len(self.lines)
-        shown = "" if over else LINE.format(self.lines[self.done])
-        return Step(
-            Observation(shown),
-            reward=right / len(self.lines),  # of all steps together: from 0 to 1
-            terminated=over,
-            success=solved,
-            info={"progress": self.done / len(self.lines)},
+        self.solved += correct
+        success = self.solved == len(self.lines)
+        return marft.Step(
+            marft.Observation("" if success else QUESTION.format(self.lines[self.solved]["sum"])),
+            reward=correct / len(self.lines),  # the rewards of an episode add up to at most 1
+            terminated=success or self.steps == 2 * len(self.lines),
+            success=success,
         )
 
-    async def close(self) -> None:
-        """Let go of what is open: nothing here."""
-
-    @tool
-    def lines_left(self) -> str:
-        """How many lines are left. Agents of a recipe may use it that have tools = ["environment"]."""
-        return str(len(self.lines) - self.done)
+    def close(self):
+        pass
 
 
-class <<KIND>>(GeneratedEnvironment):
-    """Bills to be worked out line by line. The fields are the keys of a recipe."""
+class <<KIND>>(marft.Environment):
+    """Bills to add up, one line per step. The fields of the class are keys of the recipe."""
 
-    session: ClassVar[type | None] = Attempt  # whose methods with @tool agents may use
+    lines: int = 2  # lines per bill
 
-    lines: Count = 2  # of a bill
+    def tasks(self, split):
+        numbers = random.Random(0)
+        bills = [[draw_line(numbers) for _ in range(self.lines)] for _ in range(500)]
+        first, last = {"train": (0, 300), "validation": (300, 400), "test": (400, 500)}[split]
+        prompts = ["Work out this bill: " + "; ".join(line["sum"] for line in bill) + "." for bill in bills]
+        return [marft.Task(f"bill/{n}", prompts[n], {"lines": bills[n]}) for n in range(first, last)]
 
-    def generate_task(self, random: Random) -> GeneratedTask:
-        """A task. Its content alone decides whether it is for training or held out."""
-        lines = [drawn(random) for _ in range(self.lines)]
-        data = {"lines": lines, "fewest_steps": self.lines}
-        return GeneratedTask("; ".join(sorted(lines)), f"Work out this bill: {'; '.join(lines)}.", data)
-
-    def start(self, task: Task, seed: int) -> Attempt:
-        """A new episode."""
-        return Attempt(task, seed)
-
-    def script(self, skill: float = 1.0) -> Callable[[PolicyInput], str]:
-        """Who plays it without a model, so that checks see good play too: well with this probability a turn."""
-
-        def say(cue: PolicyInput) -> str:
-            (line,) = SUM.findall(str(cue.last_message))[:1] or ["0"]
-            return rf"\\boxed{{{value(line)}}}" if cue.random.random() < skill else "I do not know."
-
-        return say
+    def start(self, task, seed):
+        return Attempt(task)
 
 
-def drawn(random: Random) -> str:
-    """``23 + 45 - 12``."""
-    first, *others = (random.randint(10, 99) for _ in range(3))
-    return " ".join([str(first), *(f"{random.choice('+-')} {other}" for other in others)])
-
-
-def value(line: str) -> int:
-    """What a line comes to."""
-    return sum(int(number) for number in line.replace("+ ", "").replace("- ", "-").split())
+def draw_line(numbers):
+    a, b, c = (numbers.randint(10, 99) for _ in range(3))
+    return {"sum": f"{a} + {b} - {c}", "total": a + b - c}
 '''
 
 TEST_TEMPLATE = '''\
-"""What the environment is held to. Run it with:  pytest"""
+"""Tests of the environment. Run them with: pytest"""
 
-import asyncio
 from types import SimpleNamespace
 
 import marft_envs
-from <<PACKAGE>>.environment import <<KIND>>, value
+from <<PACKAGE>>.environment import <<KIND>>
 
 
-def said(text):
-    """What a team did, as far as the environment looks at it."""
-    return SimpleNamespace(answer=SimpleNamespace(text=text, only_thought=False, finish="stop"))
+def answering(text):
+    """The actions of a team with this answer."""
+    return SimpleNamespace(answer=SimpleNamespace(text=text))
 
 
-def test_nothing_is_found_wrong_with_it():
-    report = marft_envs.check_environment(<<KIND>>, limits={"tasks": 2}, train_tasks=100, held_out_tasks=20)
-    assert report.passed, [verdict.findings for verdict in report.results if verdict.findings]
+def test_all_checks_pass():
+    report = marft_envs.check_environment(<<KIND>>, limits={"tasks": 2})
+    assert report.passed, str(report)
 
 
-def test_a_bill_is_solved_by_its_lines_in_order():
-    environment = <<KIND>>(train_tasks=10)
+def test_right_answers_to_all_lines_solve_the_bill():
+    environment = <<KIND>>()
     task = environment.tasks("train")[0]
     attempt = environment.start(task, seed=0)
-    steps = [asyncio.run(attempt.step(said(str(value(line))))) for line in task.data["lines"]]
+    steps = [attempt.step(answering(str(line["total"]))) for line in task.data["lines"]]
     assert steps[-1].success
     assert sum(step.reward for step in steps) == 1.0
 
 
-def test_a_wrong_answer_shows_the_line_again_and_earns_nothing():
-    environment = <<KIND>>(train_tasks=10)
+def test_a_wrong_answer_earns_0_and_repeats_the_line():
+    environment = <<KIND>>()
     attempt = environment.start(environment.tasks("train")[0], seed=0)
-    first = asyncio.run(attempt.reset())
-    step = asyncio.run(attempt.step(said("I do not know.")))
+    first = attempt.reset()
+    step = attempt.step(answering("I do not know."))
     assert (step.observation, step.reward, step.terminated) == (first, 0.0, False)
 '''
 
 RECIPE_TEMPLATE = """\
-# All keys: marft train recipe.toml --dry-run. Any can be changed there: --training.steps 50
+# All keys: marft train recipe.toml --dry-run. Override a key on the command line: --training.steps 50
 name = "first"  # the run's folder is runs/first
 
 [models.base]
-path = "tiny"  # bundled: it knows sums alone; or a folder, or a Hugging Face id
+path = "tiny"  # bundled, knows only sums; or a folder, or a Hugging Face id
 
-[policies.reasoner]  # weights of its own
+[policies.reasoner]  # weights of this agent
 model = "base"
 lora = { rank = 8, alpha = 16 }
 
-[policies.actor]
+[policies.actor]  # weights of this agent
 model = "base"
 lora = { rank = 8, alpha = 16 }
 
@@ -269,7 +234,7 @@ lines = 2
 
 [algorithm]
 name = "marft"
-optimizer = { learning_rate = 5e-4 }  # a very small model takes large steps
+optimizer = { learning_rate = 5e-4 }  # high, because the model is very small
 
 [rollout]
 tasks_per_step = 16
@@ -282,12 +247,12 @@ steps = 20
 README_TEMPLATE = """\
 # <<KIND>>
 
-| file | what it is |
+| file | content |
 | --- | --- |
-| `src/<<PACKAGE>>/environment.py` | the environment: its tasks, one attempt at one, who plays it without a model |
-| `tests/test_environment.py` | what it is held to |
-| `recipe.toml` | a team that learns in it, on the bundled tiny model |
-| `pyproject.toml` | makes it a package, which registers the environment under its name |
+| `src/<<PACKAGE>>/environment.py` | the environment: its tasks, and one attempt at a task |
+| `tests/test_environment.py` | tests of the environment |
+| `recipe.toml` | a team to train in the environment, with the bundled tiny model |
+| `pyproject.toml` | the package, which registers the environment under a short name |
 
 In this folder:
 

@@ -188,27 +188,23 @@ class Code(GeneratedEnvironment):
         default="", description="table of problems, or Hugging Face dataset id; default: generated problems"
     )
     test_path: TablePath = Field(
-        default="", description="Table for the test split, also for generated problems. Default: a tenth of the tasks."
+        default="", description="table of the test split, also with generated problems; default: a tenth of the tasks"
     )
     subset: str = Field(default="", description="dataset configuration on the Hugging Face Hub")
     split: str = Field(default="train", description="split to read from a dataset with several splits")
     test_split: str = Field(default="test", description="split to read from the dataset at test_path")
     layout: Layout = Field(default="auto", description="column layout of the table; auto detects it")
     ungradable: Literal["error", "skip"] = Field(
-        default="error",
-        description=(
-            "Rows that cannot be graded, because they are interactive or have no tests: error raises an error, skip "
-            "skips them."
-        ),
+        default="error", description="interactive rows, and rows without tests: raise an error, or skip"
     )
     max_tests: NonNegativeCount = Field(
         default=50,
         description=(
-            "Maximum hidden tests per training problem; the first tests are used. 0: all. Validation and test problems "
-            "always run all tests."
+            "maximum hidden tests per training problem, from the first; 0: no limit. Validation and test problems "
+            "always run every test."
         ),
     )
-    limit: NonNegativeCount = Field(default=0, description="maximum tasks per split, for dataset rows; 0: all")
+    limit: NonNegativeCount = Field(default=0, description="maximum tasks per split, for dataset rows; 0: no limit")
     kinds: Annotated[tuple[Kind, ...], Strict(False), Field(min_length=1)] = Field(
         default=(
             "number",
@@ -224,39 +220,35 @@ class Code(GeneratedEnvironment):
         default=8, description="minimum hidden tests of a generated function"
     )
     examples: NonNegativeCount = Field(
-        default=1, description="shown tests that do not count, if the dataset defines none"
+        default=1, description="number of shown tests, which do not count, if the dataset defines none"
     )
     rounds: Annotated[int, Field(ge=1, le=100)] = Field(default=1, description="maximum programs per episode")
-    use_tester: bool = Field(default=False, description="True: an agent named tester writes tests")
+    use_tester: bool = Field(default=False, description="let an agent named tester write tests")
     use_reflector: bool = Field(
-        default=False, description="True: an agent named reflector comments on the results before the next program."
+        default=False, description="let an agent named reflector comment on the results before the next program"
     )
     reward: Literal["all", "fraction"] = Field(
-        default="all",
-        description="all: 1 if every hidden test passes, else 0. fraction: fraction of passed hidden tests.",
+        default="all", description="all: 1 if every hidden test passes, else 0; fraction: share of passed hidden tests"
     )
     tester_reward: Fraction = Field(
-        default=0.5,
-        description="Maximum reward of the tester, for tests that right programs pass and wrong programs fail.",
+        default=0.5, description="maximum reward of the tester, for tests that separate right from wrong programs"
     )
     tolerance: NonNegative = Field(default=0.0, description="tolerance for returned floats and printed numbers")
-    cpu_seconds: Positive = Field(
-        default=2.0, description="CPU seconds per test, unless the problem sets its own limit"
-    )
+    cpu_seconds: Positive = Field(default=2.0, description="CPU seconds per test, unless the problem sets a limit")
     timeout_seconds: Positive = Field(
         default=20.0,
-        description="Wall-clock seconds per program for up to 50 tests. The limit grows in proportion beyond 50 tests.",
+        description="wall-clock seconds per program with up to 50 tests, and proportionally more beyond 50",
     )
     memory_mb: Annotated[int, Field(ge=64, le=65536)] = Field(
-        default=512, description="Memory limit in MiB, unless the problem sets its own limit."
+        default=512, description="memory limit in MiB, unless the problem sets a limit"
     )
     output_kb: Annotated[int, Field(ge=1, le=65536)] = Field(
-        default=256, description="Maximum printed or returned output per test, in KiB."
+        default=256, description="maximum printed or returned output per test, in KiB"
     )
     isolation: Literal["required", "none"] = Field(
         default="required",
         description=(
-            "required: programs run in Linux namespaces. none: only resource limits, for machines without namespaces."
+            "required: run programs in Linux namespaces; none: only resource limits, for machines without namespaces"
         ),
     )
 

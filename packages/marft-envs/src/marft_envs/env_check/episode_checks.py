@@ -18,6 +18,7 @@ from marft.common.texts import truncate
 from marft.envs.math import Math
 from marft.envs.scripted_policy import OraclePolicy
 from marft.envs.table import Table
+from marft.envs.task_prompts import TASK_LOST_REMEDY, roles_that_lose_task
 from marft_envs.env_check.collection import CheckData, format_terms
 from marft_envs.env_check.loading import SPLITS, serialize_tasks
 from marft_envs.env_check.players import NONSENSE_PLAYERS, PERFECT_PLAYER
@@ -27,7 +28,7 @@ from marft_envs.env_check.report import Finding, summarize
 
 
 def check_observations(data: CheckData) -> Iterator[Finding]:
-    """Check that observations are valid texts for roles in the team, and not too long."""
+    """Check that observations are valid texts for roles in the team, not too long, and repeat the task."""
     yield from _faults_of_kind(
         data, "observation", "an observation", "see marft.common.types.Observation for what it may hold"
     )
@@ -42,6 +43,26 @@ def check_observations(data: CheckData) -> Iterator[Finding]:
             f"{longest:,} characters are shown to one agent at a time ({longest_record.name})",
             f"show what a prompt has room for, {data.limits.max_observation_chars:,} characters; cut what agents said",
         )
+    yield from _lost_tasks(data)
+
+
+def _lost_tasks(data: CheckData) -> Iterator[Finding]:
+    """Yield a finding if agents of a recipe, without memory, do not read the task in later steps."""
+    target = data.target
+    if target.writes_prompts:
+        return
+    profiles = {profile.role: profile for profile in target.profiles if profile.role not in target.memory_roles}
+    for record in data.valid_records:
+        turns = [
+            (profiles[role], observation.for_role(role))
+            for observation, replies in zip(record.observations, record.replies, strict=False)
+            for role in replies
+            if role in profiles
+        ]
+        if roles := roles_that_lose_task(record.task.prompt, turns):
+            cause = f"{', '.join(roles)}: later prompts do not contain the task ({record.name})"
+            yield Finding("warning", cause, TASK_LOST_REMEDY)
+            return
 
 
 def check_step_info(data: CheckData) -> Iterator[Finding]:

@@ -58,6 +58,7 @@ class CheckTarget:
         no_step_messages: True if agents of the same step do not receive each other's messages.
         visible: messages of earlier steps that agents receive, as in the organization ``turns``.
         memory_roles: roles with memory.
+        writes_prompts: True if the organization writes the agents' prompts itself.
         folder: folder of the recipe, with its modules and tables.
         terms: reward terms of the recipe, by name.
     """
@@ -68,6 +69,7 @@ class CheckTarget:
     no_step_messages: bool = False
     visible: str = "none"
     memory_roles: frozenset[str] = frozenset()
+    writes_prompts: bool = False
     folder: str = ""
     terms: Mapping[str, RewardTerm] = field(default_factory=dict)
 
@@ -90,7 +92,15 @@ def target_from_recipe(run: RunSettings, folder: str = "") -> CheckTarget:
     reward_terms = run.rewards
     terms = dict(zip(unique_names(reward_terms), reward_terms, strict=True))
     return CheckTarget(
-        run.environment, profiles, run.rollout.max_steps, no_step_messages, str(visible), memory_roles, folder, terms
+        run.environment,
+        profiles,
+        run.rollout.max_steps,
+        no_step_messages,
+        str(visible),
+        memory_roles,
+        run.team.writes_prompts,
+        folder,
+        terms,
     )
 
 

@@ -306,8 +306,10 @@ class SubprocessEnvironment(Environment):
 
     install_command: ClassVar[str]  # command that creates such a Python environment, for error messages
 
-    python: NonEmptyString = Field(description="path to the Python executable of an environment that has the package")
-    timeout_seconds: Positive = Field(default=120.0, description="timeout of a request; the process is ended after it")
+    python: NonEmptyString = Field(description="path to the Python executable of an environment with the package")
+    timeout_seconds: Positive = Field(
+        default=120.0, description="timeout of a request, in seconds; then the process ends"
+    )
 
     @field_validator("python")
     @classmethod

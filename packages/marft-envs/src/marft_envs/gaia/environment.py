@@ -341,8 +341,7 @@ class Gaia(GeneratedEnvironment):
         default="", description='folder of searchable text files, for questions from metadata; "": no pages'
     )
     ungradable: Literal["error", "skip"] = Field(
-        default="error",
-        description="rows with a hidden answer, as in GAIA's own test split: error raises an error, skip skips them",
+        default="error", description="rows with a hidden answer, as in GAIA's test split: raise an error, or skip"
     )
     levels: Annotated[tuple[Level, ...], Strict(False), Field(min_length=1)] = Field(
         default=(1, 2, 3), description="difficulty levels of the questions"
@@ -361,7 +360,7 @@ class Gaia(GeneratedEnvironment):
     )
     require_final_answer: bool = Field(
         default=True,
-        description="count an answer only after FINAL ANSWER:; if false, the whole text of the last step counts too",
+        description="count an answer only after FINAL ANSWER:; false: also the whole text of the last step",
     )
     max_results: SmallCount = Field(default=5, description="maximum pages in a search result")
     show_snippets: bool = Field(default=True, description="show the beginning of each page in search results")

@@ -228,11 +228,11 @@ class GridEnvironment(GeneratedEnvironment):
     view: Literal["grid", "list", "both", "near"] = Field(
         default="grid", description="form of the map: grid of rows, list of walls, or both; near: no map"
     )
-    map_for: Names = Field(default=(), description="roles that see the map and the goals; empty: all roles")
+    map_for: Names = Field(default=(), description="roles that see the map and the goals; []: every role")
     local_reward: NonNegative = Field(
         default=0.0,
         description=(
-            "weight of the local reward, paid to each other agent: the reward that its own moves would have earned"
+            "weight of the local reward of each other agent: the reward that the agent's own moves would have earned"
         ),
     )
 

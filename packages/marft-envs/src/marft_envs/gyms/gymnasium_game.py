@@ -28,8 +28,8 @@ class Gymnasium(SeededEnvironment):
     rendering: str = Field(
         default="auto",
         description=(
-            "text form of observations: ansi, words, or the import path of a function from an observation and the "
-            "environment to text; auto: ansi if available, otherwise words"
+            "text form of observations: ansi, words, or the import path of a function (observation, environment) → "
+            "text; auto: ansi if available, else words"
         ),
     )
 

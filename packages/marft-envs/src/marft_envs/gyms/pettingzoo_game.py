@@ -88,10 +88,10 @@ class PettingZoo(SeededEnvironment):
     """
 
     game_agent_by_role: dict[str, str] = Field(
-        default={}, description="game agent by role; the default is the agent with the role's name"
+        default={}, description="game agent by role; default: the agent with the role's name"
     )
     random_others: bool = Field(
-        default=False, description="let unassigned game agents act at random; if false, they are an error"
+        default=False, description="let unassigned game agents act at random; false: raise an error"
     )
     team_reward: str = Field(
         default="mean",
@@ -102,8 +102,8 @@ class PettingZoo(SeededEnvironment):
     rendering: str = Field(
         default="words",
         description=(
-            "text form of observations; words: each agent's observation; ansi: the game's terminal rendering, for all; "
-            "or the import path of a function from an observation, the environment and the agent's name to text"
+            "text form of observations; words: each agent's observation; ansi: the game's terminal rendering, for "
+            "every agent; or the import path of a function (observation, environment, agent name) → text"
         ),
     )
 

@@ -115,7 +115,7 @@ MAX_IDLE_SEEDS = 2000  # consecutive seeds without a new first observation after
 
 
 class SeededEnvironment(Environment):
-    """Base class for third-party environments."""
+    """Base class for third-party games (Gymnasium, PettingZoo); each task is a seed of the game."""
 
     game: NonEmptyString = Field(description="name of the game")
     kwargs: PlainTable = Field(default={}, description="keyword arguments for creating the game")
@@ -125,8 +125,8 @@ class SeededEnvironment(Environment):
     split_by: Literal["seeds", "content"] = Field(
         default="seeds",
         description=(
-            "rule for splits; seeds: each split has its own seeds; content: the first observation decides the split, "
-            "and none appears twice"
+            "rule for splits; seeds: separate seeds per split; content: the first observation decides the split, "
+            "without repeats"
         ),
     )
     seed: Annotated[int, Field(ge=0, lt=10**8)] = Field(default=0, description="offset of the first seed")
@@ -134,19 +134,15 @@ class SeededEnvironment(Environment):
     held_out_tasks: Annotated[int, Field(ge=1, le=10**6)] = Field(
         default=200, description="number of validation seeds, and of test seeds"
     )
-    action_names: Names = Field(
-        default=(), description="names of the actions, in the game's order; empty: their numbers"
-    )
+    action_names: Names = Field(default=(), description="names of the actions, in the game's order; []: numbers")
     observation_names: Names = Field(default=(), description="names of the observation's numbers or parts, in order")
     digits: Annotated[int, Field(ge=1, le=15)] = Field(
         default=3, description="significant digits of numbers in observations"
     )
     show_actions: bool = Field(
-        default=True, description="list the legal actions in the observation as well as offering them as options"
+        default=True, description="list the legal actions in the observation, besides the options"
     )
-    max_steps: SmallCount = Field(
-        default=100, description="maximum steps in an episode; the episode is truncated after them"
-    )
+    max_steps: SmallCount = Field(default=100, description="maximum steps per episode; then the episode is truncated")
     reward_scale: Annotated[float, Field(ge=-1e6, le=1e6)] = Field(default=1.0, description="factor for rewards")
     success_threshold: Bounded | None = Field(
         default=None,

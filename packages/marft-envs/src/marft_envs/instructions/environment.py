@@ -50,19 +50,19 @@ class Instructions(GeneratedEnvironment):
     path: TablePath = Field(
         default="",
         description=(
-            "Table with key, prompt, instruction_id_list and kwargs, or Hugging Face dataset id. Default: generated "
-            "tasks."
+            "table with key, prompt, instruction_id_list and kwargs, or Hugging Face dataset id; default: generated "
+            "tasks"
         ),
     )
     test_path: TablePath = Field(
-        default="", description="Table for the test split, also for generated tasks. Default: a tenth of the tasks."
+        default="", description="table of the test split, also with generated tasks; default: a tenth of the tasks"
     )
     subset: str = Field(default="", description="dataset configuration on the Hugging Face Hub")
     split: str = Field(default="train", description="split to read from a dataset with several splits")
     unknown: Literal["error", "skip"] = Field(
-        default="error", description="Rows with unknown instructions: error raises an error, skip skips them."
+        default="error", description="rows with unknown instructions: raise an error, or skip"
     )
-    limit: NonNegativeCount = Field(default=0, description="maximum tasks per split, for table rows; 0: all")
+    limit: NonNegativeCount = Field(default=0, description="maximum tasks per split, for table rows; 0: no limit")
     kinds: Annotated[tuple[str, ...], Strict(False), Field(min_length=1)] = Field(
         default=GENERATED_KINDS, description="ids of instructions for generated tasks"
     )
@@ -76,11 +76,11 @@ class Instructions(GeneratedEnvironment):
         default=60, description="maximum requested length, in words"
     )
     grading: Literal["strict", "loose"] = Field(
-        default="strict", description="loose: a text also counts without its first or last line, and without stars."
+        default="strict", description="loose: a text also counts without its first or last line, and without stars"
     )
     reward: Literal["all", "fraction"] = Field(
         default="fraction",
-        description="all: 1 if every instruction is followed, else 0. fraction: fraction of followed instructions.",
+        description="all: 1 if the text follows every instruction, else 0; fraction: share of followed instructions",
     )
 
     @field_validator("kinds")

@@ -211,7 +211,7 @@ class Memory(GeneratedEnvironment):
         default=4, description="number of people in a generated conversation"
     )
     days: Annotated[int, Field(ge=1, le=1000)] = Field(
-        default=8, description="number of days in a generated conversation; each day is read in one step"
+        default=8, description="number of days in a generated conversation; one step reads one day"
     )
     facts: Annotated[int, Field(ge=1, le=100)] = Field(default=3, description="facts per day")
     filler_lines: Annotated[int, Field(ge=0, le=1000)] = Field(default=6, description="lines per day without a fact")
@@ -225,15 +225,12 @@ class Memory(GeneratedEnvironment):
     lines: SmallCount = Field(default=20, description="maximum lines per step, for a session from a file")
     store: MemorySystem | None = Field(
         default=None,
-        description=(
-            "Memory system with its keys, instead of notes. Default: none. It is written line by line, and read for "
-            "each question."
-        ),
+        description="memory system with its keys, instead of notes; written line by line, and read for each question",
     )
     budget: Count = Field(
         default=800,
         description=(
-            "Maximum characters of the notes; the excess is cut. With a memory system: maximum tokens read per "
+            "maximum characters of the notes; longer notes are cut. With a memory system: maximum tokens read per "
             "question."
         ),
     )
@@ -241,8 +238,8 @@ class Memory(GeneratedEnvironment):
     retrieval: Retrieval = Field(
         default="text",
         description=(
-            "text: the retriever sees the notes and answers with numbers. choices: it chooses from sets of numbers. "
-            "words: it sees only the question, and answers with words that a note must contain."
+            "text: the retriever sees the notes and answers with numbers; choices: chooses from sets of numbers; "
+            "words: sees only the question, and answers with words that a note must contain"
         ),
     )
     grading: Grading = Field(default="exact", description='grading of answers: "exact", "contains" or "f1"')
@@ -253,18 +250,18 @@ class Memory(GeneratedEnvironment):
     coverage: Coverage = Field(
         default="asked",
         description=(
-            "Facts that count for the writer's reward. asked: facts that the questions need; the writer does not know "
-            "the questions. all: all facts."
+            "facts that count for the writer's reward; asked: facts needed by the questions, unknown to the writer; "
+            "all: every fact"
         ),
     )
     writer: str = Field(
-        default="writer", description='Role that takes notes. With a memory system, "" stores the lines unchanged.'
+        default="writer", description='role that takes notes; with a memory system, "" stores the lines unchanged'
     )
     retriever: str = Field(
         default="retriever",
         description=(
-            'Role that picks notes; "": the answerer sees all notes. With a memory system, the role writes the '
-            'query; "": the question is the query.'
+            'role that picks notes; "": the answerer sees every note. With a memory system, the role writes the query; '
+            '"": the question is the query.'
         ),
     )
     answerer: NonEmptyString = Field(default="answerer", description="role that answers")

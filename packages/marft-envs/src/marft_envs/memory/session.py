@@ -130,7 +130,7 @@ class MemorySession(ConversationSession):
             picked = tuple(select_by_words(text, self.notebook.notes))[-self.settings.top_k :]
         else:
             picked = tuple(select_by_number(text, self.notebook.notes))[: self.settings.top_k]
-            self.read_characters += self.notebook.size_bytes
+            self.read_characters += self.notebook.num_characters
         self.found_texts, needs, weight = picked, self.question.needs, self.settings.local_weight
         recall = fact_coverage(needs, picked) if needs else float(not picked)
         if needs:
@@ -151,7 +151,7 @@ class MemorySession(ConversationSession):
         )
 
     def _next_chunk(self, problem: str) -> Observation:
-        budget = f"{self.notebook.size_bytes} of {self.settings.budget}"
+        budget = f"{self.notebook.num_characters} of {self.settings.budget}"
         return self.chunk_observation(problem, budget, self.notebook.format_numbered())
 
     def _question_observation(self) -> Observation:
@@ -182,7 +182,7 @@ class MemorySession(ConversationSession):
     def _step_info(self) -> dict[str, object]:
         metrics = {
             "write_characters": float(self.notebook.written_characters),
-            "memory_characters": float(self.notebook.size_bytes),
+            "memory_characters": float(self.notebook.num_characters),
             "read_characters": float(self.read_characters),
             "coverage": self.coverage,
         }

@@ -229,10 +229,9 @@ class Mle(GeneratedEnvironment):
         default=("linear", "groups", "bound"), description="kinds of generated competitions"
     )
     rounds: SmallCount = Field(
-        default=1,
-        description="maximum programs per episode; after each but the last, the team sees the program's output",
+        default=1, description="maximum programs per episode; between programs, the team sees the output"
     )
-    valid_reward: Fraction = Field(default=0.1, description="reward of a gradable submission that beats no team")
+    valid_reward: Fraction = Field(default=0.1, description="reward of a valid submission that beats no team")
     limits: SandboxSettings = Field(default=DEFAULT_LIMITS, description="sandbox limits of one program run")
 
     @model_validator(mode="after")

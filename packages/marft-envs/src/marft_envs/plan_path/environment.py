@@ -128,9 +128,9 @@ class PlanPath(GridEnvironment):
     published_rules: ClassVar[TerminationRules] = TerminationRules(UNPARSED_REWARD, MAX_MOVES, FAILURE_REWARD)
 
     size: Annotated[int, Field(ge=2, le=30)] = Field(default=10, description="rows, and columns, of the grid")
-    walls: Annotated[float, Field(ge=0, le=0.6)] = Field(default=0.22, description="fraction of cells that are walls")
+    walls: Annotated[float, Field(ge=0, le=0.6)] = Field(default=0.22, description="fraction of cells with a wall")
     distances_for: Names = Field(
-        default=(), description="roles that see the distance to the goal, and the adjacent cells nearer to it"
+        default=(), description="roles that see the distance to the goal, and adjacent cells nearer to the goal"
     )
     reward: Literal["progress", "success", "published"] = Field(
         default="progress", description="kind of reward; see docs/worlds/plan_path.md"

@@ -231,7 +231,7 @@ PROMPTS = {"lookup": "Find the code.", "sum": "Add up all parts modulo {values}.
 
 
 class Relay(GeneratedEnvironment):
-    """Every agent holds a part of the answer. Speakers may send theirs in a few costly words, and one agent answers.
+    """Each agent holds a part of the answer. Speakers may send their part in a few costly words; one agent answers.
 
     A message may be cut, limited to an alphabet, and hit by noise. Without messages no answer beats guessing. With
     ``lookup`` the answerer has a table of equally likely codes, and the others hold its keys. With ``sum`` every
@@ -241,17 +241,17 @@ class Relay(GeneratedEnvironment):
     stream: ClassVar[str] = "Relay"
     relays_messages: ClassVar[bool] = True
     controls_turns: ClassVar[bool] = True
-    speakers: Names = Field(default=("north",), description="roles that hold a part and may send it")
-    answerer: Role = Field(default="south", description="role that holds a part and answers")
+    speakers: Names = Field(default=("north",), description="roles with a part that may send a message")
+    answerer: Role = Field(default="south", description="role with a part that answers")
     answer: Literal["lookup", "sum"] = Field(
         default="lookup",
-        description="kind of answer; lookup: a code behind the others' keys; sum: the sum of numbers, modulo values",
+        description="kind of answer; lookup: a code behind the speakers' keys; sum: sum of numbers, modulo values",
     )
     topology: Literal["star", "line"] = Field(
         default="star",
         description=(
-            "message routing; star: all speakers send to the answerer; line: each sends to the next, and the last to "
-            "the answerer"
+            "message routing; star: each speaker sends to the answerer; line: each speaker sends to the next, and the "
+            "last to the answerer"
         ),
     )
     values: Annotated[int, Field(ge=2, le=100)] = Field(
@@ -259,10 +259,10 @@ class Relay(GeneratedEnvironment):
     )
     size: Annotated[int, Field(ge=1, le=8)] = Field(default=1, description="symbols in a part, and in the answer")
     max_words: NonNegativeCount = Field(
-        default=3, description="maximum words of a message that are passed on, from the start; 0: no limit"
+        default=3, description="maximum words passed on per message, from the start; 0: no limit"
     )
-    max_chars: Count = Field(default=80, description="maximum characters of a message that are passed on")
-    alphabet: Names = Field(default=(), description="words that are passed on; empty: all words")
+    max_chars: Count = Field(default=80, description="maximum characters passed on per message")
+    alphabet: Names = Field(default=(), description="words that pass the channel; []: every word")
     noise: Fraction = Field(default=0.0, description="probability that noise hits a word")
     noise_effect: Literal["erase", "drop", "replace"] = Field(
         default="erase",
@@ -271,10 +271,10 @@ class Relay(GeneratedEnvironment):
         ),
     )
     word_cost: Fraction = Field(default=0.02, description="cost of each word sent, subtracted from the reward")
-    paid_by: Literal["team", "sender"] = Field(default="team", description="reward that the cost is subtracted from")
-    answerer_only: bool = Field(
-        default=False, description="run with the answerer only, as a baseline that can only guess"
+    paid_by: Literal["team", "sender"] = Field(
+        default="team", description="payer of the cost: the team reward, or the sender's own reward"
     )
+    answerer_only: bool = Field(default=False, description="run only the answerer, as a baseline by guessing")
 
     @model_validator(mode="after")
     def _check_feasible(self) -> Relay:

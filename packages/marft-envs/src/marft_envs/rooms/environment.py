@@ -309,7 +309,7 @@ def simulate_run(layout: KitchenLayout, settings: Rooms) -> tuple[int, int]:
     return 0, 0
 
 
-def canonical_content(layout: KitchenLayout) -> str:
+def symmetry_invariant_text(layout: KitchenLayout) -> str:
     """Return a canonical text for a kitchen, independent from the names given to rooms and ingredients.
 
     Ingredients are identified by their counts in each dish. Rooms are identified by their content and the rooms
@@ -438,32 +438,30 @@ class Rooms(GeneratedEnvironment):
     controller: str = Field(
         default="",
         description=(
-            'role that controls all players, in lines such as `cook: go hall`; "": each role controls its own player'
+            'role that controls every player, in lines such as `cook: go hall`; "": each role controls its own player'
         ),
     )
     order: Literal["simultaneous", "sequential"] = Field(
         default="simultaneous",
-        description=(
-            "turn order: all free players act at once, or one at a time after the result of the previous action"
-        ),
+        description="turn order: free players act at once, or one at a time after the previous result",
     )
     actions: Literal["write", "choose"] = Field(
         default="write",
         description=(
-            "write: agents write their action; choose: agents choose a possible action, and messages about the cooking "
-            "are sent automatically"
+            "write: agents write actions; choose: agents choose a possible action, and the environment sends messages "
+            "about the cooking"
         ),
     )
     signs: Literal["by door", "by thing"] = Field(
         default="by door", description="content of the signs: the things behind each door, or the way to each thing"
     )
     rooms: Annotated[int, Field(ge=2, le=len(ROOMS))] = Field(default=4, description="number of rooms")
-    orders: Annotated[int, Field(ge=1, le=6)] = Field(default=1, description="number of ordered dishes, all different")
+    orders: Annotated[int, Field(ge=1, le=6)] = Field(default=1, description="number of different ordered dishes")
     size: Annotated[int, Field(ge=1, le=3)] = Field(default=1, description="ingredients per dish")
     others: Annotated[int, Field(ge=0, le=len(INGREDIENTS))] = Field(
-        default=1, description="ingredients that are available but in no dish"
+        default=1, description="number of available ingredients without a dish"
     )
-    narrow: Fraction = Field(default=0.5, description="probability that a room holds only one player")
+    narrow: Fraction = Field(default=0.5, description="probability that a room has space for only one player")
     loops: Annotated[int, Field(ge=0, le=10)] = Field(
         default=0, description="doors beyond the minimum needed to connect the rooms"
     )
@@ -479,8 +477,7 @@ class Rooms(GeneratedEnvironment):
         default=0.5, description="extra time until the deadline, as a fraction of the scripted run's time"
     )
     reward: Literal["served", "progress"] = Field(
-        default="served",
-        description="rewarded events: each served dish, or each part of the work; undone work is subtracted",
+        default="served", description="rewarded events: each served dish, or each part of the work, minus undone work"
     )
     time_bonus: Fraction = Field(default=0.0, description="fraction of the reward for the time left at the end")
 
@@ -525,7 +522,7 @@ class Rooms(GeneratedEnvironment):
         layout, deadline, steps = draw_kitchen(random, self)
         prompt = RoomsSession(layout, deadline, self).reset_sync().full_text
         return GeneratedTask(
-            canonical_content(layout), prompt, {**layout.to_dict(), "deadline": deadline, "fewest_steps": steps}
+            symmetry_invariant_text(layout), prompt, {**layout.to_dict(), "deadline": deadline, "fewest_steps": steps}
         )
 
     def start(self, task: Task, seed: int) -> RoomsSession:  # noqa: ARG002  no randomness in an episode

@@ -205,14 +205,14 @@ class Shop(GeneratedEnvironment):
         default=30, description="maximum steps in a visit, with or without a purchase"
     )
     disjoint_products: bool = Field(
-        default=False, description="use disjoint products for training goals and held-out goals"
+        default=False, description="use different products for training goals and held-out goals"
     )
     actions: Literal["text", "choices"] = Field(
         default="text",
         description="form of actions; choices: the actor chooses from the clickable buttons and some queries",
     )
     actor: str = Field(default="", description='role whose action counts; "": the answering agent')
-    product_for: Names = Field(default=(), description="roles that see the wanted product; []: all roles")
+    product_for: Names = Field(default=(), description="roles that see the wanted product; []: every role")
     repeat_product: bool = Field(
         default=True, description="repeat the wanted product in every observation instead of only the first"
     )

@@ -37,7 +37,14 @@ from marft_envs.sokoban.rules import (
     published_reward,
     render_rows,
 )
-from marft_envs.sokoban.solver import Push, best_directions, canonical_content, draw_start, generate_room, list_pushes
+from marft_envs.sokoban.solver import (
+    Push,
+    best_directions,
+    draw_start,
+    generate_room,
+    list_pushes,
+    symmetry_invariant_text,
+)
 
 STATE_PATTERN = re.compile(r"At (\d+,\d+)\. Box(?:es)? ([\d,; ]+)\. Open: ([^.]*)\.")
 PUSH_PATTERN = re.compile(r"(here|(?:(?:up|down|left|right) \d+ ?){1,2}), then (up|down|left|right)")
@@ -198,7 +205,7 @@ class Sokoban(GridEnvironment):
                     "fewest_steps": steps,
                     "boxes": self.boxes,
                 }
-                return GeneratedTask(canonical_content(state), self._build_observation(state, "").text, data)
+                return GeneratedTask(symmetry_invariant_text(state), self._build_observation(state, "").text, data)
         raise UserError(
             f"environment {self.name!r}: of {MAX_ATTEMPTS} rooms of size {self.size} with {self.boxes} boxes none "
             f"takes {self.min_moves} to {self.max_moves or 'any number of'} moves; lower min_moves or boxes, or raise "

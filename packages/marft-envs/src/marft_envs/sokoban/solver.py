@@ -187,7 +187,7 @@ def draw_start(room: RoomLayout, nearest: int, farthest: int, random: Random) ->
     return SokobanState(room, *solvable.decode_state(number)), solvable.moves_by_state[number]
 
 
-def canonical_content(state: SokobanState) -> str:
+def symmetry_invariant_text(state: SokobanState) -> str:
     """Return one canonical text for a state and its shifts, rotations and reflections."""
     rows = list(render_rows(state))
     kept_rows = [row for row in rows if row.strip("#")]

@@ -190,10 +190,7 @@ class Sudoku(GeneratedEnvironment):
     min_blanks: NonNegativeCount = Field(
         default=0, description="minimum number of blank cells, if it varies; 0: the same as blanks"
     )
-    singles: bool = Field(
-        default=False,
-        description="require puzzles that can be solved by cells with only one possible value at each point",
-    )
+    singles: bool = Field(default=False, description="only puzzles with a cell of one possible value at each point")
     fills: Literal["any", "one"] = Field(
         default="any", description="form of an answer; any: fills or the whole grid; one: one fill"
     )

@@ -203,19 +203,19 @@ class TextArena(GeneratedEnvironment):
     opponent: Literal["self", "frozen", "pool", "random", "perfect"] = Field(
         default="self",
         description=(
-            "opponent of the first side; self: all sides learn; frozen, pool: sides with frozen policies, or with past "
-            "versions of the learner; random, perfect: a scripted player"
+            "opponent of the first side; self: each side learns; frozen, pool: frozen policies, or past versions of "
+            "the learner; random, perfect: scripted player"
         ),
     )
     opponent_skill: Fraction = Field(
-        default=1.0, description="fraction of well-played moves of a perfect opponent; the others are random"
+        default=1.0, description="fraction of perfect moves of a perfect opponent; other moves are random"
     )
     first_move: Literal["random", "first"] = Field(
         default="random", description="side with the first move: drawn for each task, or always the first side"
     )
     cooperative: bool = Field(
         default=False,
-        description="treat a TextArena game as cooperative: all players earn the same, and the team earns it once",
+        description="treat a TextArena game as cooperative: equal rewards for the players, counted once for the team",
     )
     max_turns: NonNegativeCount = Field(
         default=0, description="moves after which a match is a draw; 0: only the game's own limit"

@@ -110,15 +110,14 @@ class Data(Settings):
     splits: AbsolutePath = Field(
         default="",
         description=(
-            "split_tasks.json of τ²-bench; default: none. Its test list is the test split. A tenth of its train list "
-            "is the validation split."
+            "split_tasks.json of τ²-bench: its test list is the test split, a tenth of its train list the validation "
+            "split; default: none"
         ),
     )
     test_tasks: AbsolutePath = Field(
         default="",
         description=(
-            "Task file of the test split. Default: a tenth of the tasks is the test split, and another tenth the "
-            "validation split."
+            "task file of the test split; default: a tenth of the tasks for test, and another tenth for validation"
         ),
     )
     database: AbsolutePath = Field(
@@ -154,7 +153,7 @@ class ToolUse(GeneratedEnvironment):
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
     world: Literal["shop", "retail", "airline"] = Field(
-        default="shop", description="World of the generated tasks. shop: retail with three tools and short texts."
+        default="shop", description="world of the generated tasks; shop: retail with three tools and short texts"
     )
     goals: Annotated[int, Field(ge=1, le=4)] = Field(
         default=1, description="number of requests per user; each needs several calls"
@@ -167,24 +166,20 @@ class ToolUse(GeneratedEnvironment):
     )
     user: Literal["scripted", "agent"] = Field(
         default="scripted",
-        description=(
-            "scripted: rule-based user. agent: the user is an agent with role user, and must come last in the "
-            "organization."
-        ),
+        description="scripted: rule-based user; agent: agent with role user, last in the organization",
     )
     patience: Annotated[int, Field(ge=0, le=100)] = Field(
         default=DEFAULT_PATIENCE,
-        description="Maximum number of repeated requests by a scripted user. After that the user gives up.",
+        description="maximum number of repeated requests by a scripted user, before the user gives up",
     )
     max_turns: Annotated[int, Field(ge=1, le=200)] = Field(
         default=20, description="maximum user turns; then the episode is truncated"
     )
-    require_confirmation: bool = Field(default=True, description="True: tools refuse to write before the user agrees")
+    require_confirmation: bool = Field(default=True, description="refuse writes by tools before the user agrees")
     reward: Literal["all", "fraction"] = Field(
         default="all",
         description=(
-            "all: 1 for a solved task, else 0. fraction: fraction of completed writes and outputs, 0 if anything else "
-            "was changed."
+            "all: 1 for a solved task, else 0; fraction: share of completed writes and outputs, 0 after another change"
         ),
     )
     rules_for: Names = Field(

@@ -144,16 +144,13 @@ class ToolSandbox(SubprocessEnvironment):
     user: Literal["leaves", "agent"] = Field(
         default="leaves",
         description=(
-            "kind of user; leaves: gives all information at the start, and a message to it ends the conversation; "
-            "agent: an agent with the role user"
+            "user; leaves: states everything at the start, and a message to the user ends the conversation; agent: an "
+            "agent with role user"
         ),
     )
-    serves: Names = Field(default=("agent",), description="roles that serve an agent as user, in their order of action")
+    serves: Names = Field(default=("agent",), description="roles that serve the user agent, in order of action")
     categories: Names = Field(
-        default=(),
-        description=(
-            "categories of the package, such as state_dependency; a scenario must be in all of them; (): no condition"
-        ),
+        default=(), description="required categories of each scenario, such as state_dependency; []: no condition"
     )
     exclude_categories: Names = Field(default=(), description="excluded categories")
     include_web: bool = Field(

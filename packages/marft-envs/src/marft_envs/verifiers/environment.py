@@ -43,7 +43,7 @@ class Verifiers(SubprocessEnvironment):
     args: PlainTable = Field(default={}, description="arguments for loading the environment")
     visible: Literal["new", "all"] = Field(
         default="new",
-        description="messages in observations after the first; new: new messages only; all: the whole conversation",
+        description="messages in observations after the first: only new messages, or the whole conversation",
     )
     limit: NonNegativeCount = Field(default=0, description="maximum tasks per split; 0: no limit")
     success_threshold: Bounded = Field(default=1.0, description="minimum reward for success")

@@ -52,10 +52,14 @@ def federate(path: Path, resume: bool, dry_run: bool, output_mode: OutputMode) -
             resume=resume,
             on_round=lambda record: _report_round(out, record, settings.rounds),
         )
-        out.emit("done", rounds=rounds[-1].round, federation=folder)
+        norms = [norm for record in rounds for norm in record.norms.values()]
+        learned = not norms or any(norms)
+        out.emit("done", rounds=rounds[-1].round, learned=learned, federation=folder)
         name = next(iter(settings.sites))
         run = Path(settings.sites[name].folder or folder / "sites" / name) / "run"
         out.print(f"{rounds[-1].round} rounds. Each site has its run, that of {name}:  marft eval {run}")
+        if not learned:
+            out.print("nothing was learned: no site's policies changed; see the warnings of its run")
 
 
 def _report_round(out: Output, record: RoundRecord, rounds: int) -> None:

@@ -28,9 +28,9 @@ class ResourceSettings(Settings):
 
     cpus: Amount = Field(default=1.0, description="CPUs per process, and default number of compute threads")
     gpus: Annotated[float, Field(ge=0, le=1024)] = Field(
-        default=0.0, description="GPUs per process; other GPUs are hidden from the process"
+        default=0.0, description="GPUs per process; the process cannot see other GPUs"
     )
-    memory_gb: NonNegative = Field(default=0.0, description="memory per process in GiB; 0 reserves no memory")
+    memory_gb: NonNegative = Field(default=0.0, description="memory per process in GiB; 0: no reservation")
     resources: dict[str, Amount] = Field(
         default={}, description="custom Ray resources of the node, by the names given to `ray start`"
     )
@@ -52,26 +52,22 @@ class ClusterSettings(Cluster):
     address: str = Field(
         default="",
         description=(
-            'address of a cluster to join: host:port, or "auto" for this machine\'s cluster; "" for $RAY_ADDRESS, '
-            "or else a cluster on this machine for this run alone"
+            'address of a cluster: host:port, or "auto" for this machine\'s cluster; "": $RAY_ADDRESS, else a new '
+            "cluster on this machine for this run"
         ),
     )
     strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = Field(
         default="PACK", description="Ray's placement strategy for processes on nodes"
     )
-    worker: ResourceSettings = Field(default=ResourceSettings(), description="resources of each of rollout.workers")
+    worker: ResourceSettings = Field(default=ResourceSettings(), description="resources of each rollout worker")
     engine: ResourceSettings = Field(
         default=ResourceSettings(),
-        description=(
-            "resources of each engine in its own process; engines that compute on GPUs get at least one, others "
-            "exactly this number"
-        ),
+        description="resources of each separate engine; GPU engines get at least one GPU, others exactly this number",
     )
     learner: ResourceSettings = Field(
         default=ResourceSettings(),
         description=(
-            "resources of each of training.ranks except the first, which is the run's process; at least one GPU if "
-            "ranks use GPUs, else none"
+            "resources of each rank except the first (the run's process); at least one GPU if ranks use GPUs, else none"
         ),
     )
     start_timeout_seconds: Positive = Field(

@@ -17,8 +17,8 @@ class Combiner(Plugin, ABC, kind="combiners", label="a combiner"):
     quantity: Literal["products", "factors"] = Field(
         default="products",
         description=(
-            "quantity to average. products: the adapter updates B·A, projected to the best approximation of their "
-            "rank. factors: A and B separately"
+            "quantity to average; products: adapter updates B·A, cut to the best approximation of their rank; factors: "
+            "A and B separately"
         ),
     )
 

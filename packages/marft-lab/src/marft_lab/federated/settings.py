@@ -42,7 +42,7 @@ class SiteSettings(Settings):
         description='overrides of the recipe, by dotted keys or as tables: { "environment.path" = "mine.csv" }',
     )
     folder: Annotated[str, Field(pattern=r"^[^\x00]*$"), ExpandUser] = Field(
-        default="", description="folder of the site's own data; \"\" for sites/NAME in the federation's folder"
+        default="", description="folder of the site's own data; \"\": sites/NAME in the federation's folder"
     )
 
 
@@ -50,11 +50,11 @@ class PrivacySettings(Settings):
     """Privacy of updates: clipping and noise before an update leaves its site."""
 
     clip: NoiseLevel = Field(
-        default=0.0, description="maximum L2 norm of a round's change to all adapters together; 0 disables clipping"
+        default=0.0, description="maximum L2 norm of a round's change, over the adapters together; 0: no clipping"
     )
     noise_multiplier: NoiseLevel = Field(
         default=0.0,
-        description="standard deviation of the Gaussian noise per sent number, relative to clip; 0 disables noise",
+        description="standard deviation of the Gaussian noise per sent number, relative to clip; 0: no noise",
     )
     delta: Annotated[float, Field(gt=0, lt=1)] = Field(
         default=1e-5, description="δ of the reported (ε, δ), if there is noise"
@@ -72,7 +72,7 @@ class PrivacySettings(Settings):
 class FederationSettings(Settings):
     """Federation: sites, rounds, aggregation and privacy."""
 
-    name: RunName = Field(description="name of the federation; its folder is output/name; default: name of the file")
+    name: RunName = Field(description="name of the federation, in folder output/name; default: name of the file")
     output: Annotated[NonEmptyString, ExpandUser] = Field(
         default="runs", description="parent folder of the federation's folder"
     )
@@ -81,17 +81,17 @@ class FederationSettings(Settings):
     )
     rounds: Count = Field(
         default=10,
-        description="number of rounds; in each round sites train separately, and their adapters are aggregated",
+        description="number of rounds; in a round, sites train separately, and MARFT aggregates the adapters",
     )
     steps: Count = Field(default=5, description="training steps of each site per round")
     sites: Annotated[dict[Name, SiteSettings], Field(min_length=2)] = Field(description="sites, by name")
     combine: Combiner = Field(description="aggregation rule for the adapters of each site")
     privacy: PrivacySettings = Field(default=PrivacySettings(), description="clipping and noise of updates")
     min_sites: NonNegativeCount = Field(
-        default=0, description="minimum number of replying sites per round; 0 requires all sites"
+        default=0, description="minimum number of replying sites per round; 0: every site"
     )
     round_timeout_seconds: NonNegative = Field(
-        default=0.0, description="timeout of a round, after which missing sites are skipped; 0 waits without limit"
+        default=0.0, description="timeout of a round, in seconds; then missing sites are skipped; 0: no timeout"
     )
     max_retries: Annotated[int, Field(ge=0, le=10_000)] = Field(
         default=2, description="retries per site and round, after an exit of its process or an invalid update"

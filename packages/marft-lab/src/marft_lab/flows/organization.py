@@ -44,25 +44,25 @@ class Flow(Organization):
     embed: FunctionPath = Field(
         default="",
         description=(
-            'import path of the function that made the network\'s vectors during growth, or "" for hashed word '
-            "pieces; it is repeated here because a network file of unknown origin must not name code to run"
+            'import path of the function for the network\'s vectors during growth; "": hashed word pieces. For safety, '
+            "a network file cannot name code to run."
         ),
     )
     digest: Annotated[str, Field(validate_default=True)] = Field(
         default="",
         description=(
-            "digest of the network, filled in when the recipe is read; a run resumes only with the same network"
+            "digest of the network, set by MARFT on reading the recipe; a run resumes only with the same network"
         ),
     )
     router: str = Field(
-        default="", description='role that chooses edges; "" samples from the network\'s edge probabilities'
+        default="", description='role that chooses edges; "": sample from the network\'s edge probabilities'
     )
     max_nodes: SmallCount = Field(default=8, description="maximum nodes of a path")
     temperature: NonNegative = Field(
         default=1.0, description="temperature of the edge probabilities; 0 takes the likeliest edge"
     )
     visible: Literal["all", "last", "none"] = Field(
-        default="all", description="visible earlier actions of the step for a node's agent"
+        default="all", description="earlier actions of the step that a node's agent sees"
     )
 
     _flow: FlowNetwork | None = PrivateAttr(default=None)

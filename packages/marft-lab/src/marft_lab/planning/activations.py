@@ -64,7 +64,7 @@ class ForwardPass:
         return self.precision.on_cpu and not self.fully_trained and not self.gradient_checkpointing
 
 
-def saved_layer_bytes(forward_pass: ForwardPass) -> float:
+def saved_layer_bytes_per_token(forward_pass: ForwardPass) -> float:
     """Return the bytes that a layer saves per token until its backward pass."""
     shape = forward_pass.shape
     wide, inner, e = shape.hidden_size, shape.intermediate_size, forward_pass.element_bytes
@@ -95,15 +95,15 @@ def planned_bytes(forward_pass: ForwardPass) -> float:
     if forward_pass.gradient_checkpointing:
         return forward_pass.tokens * (shape.layers + 1) * FLOAT_BYTES * shape.hidden_size
     last_norm = 2 * FLOAT_BYTES * shape.hidden_size * forward_pass.fully_trained
-    return forward_pass.tokens * (shape.layers * saved_layer_bytes(forward_pass) + last_norm)
+    return forward_pass.tokens * (shape.layers * saved_layer_bytes_per_token(forward_pass) + last_norm)
 
 
 def peak_extra_bytes(forward_pass: ForwardPass) -> float:
     """Return the peak extra bytes besides the saved tensors: a chunk of logits, or the backward pass of a layer."""
-    return max(head_bytes(forward_pass), layer_gradient_bytes(forward_pass))
+    return max(head_peak_bytes(forward_pass), layer_gradient_bytes(forward_pass))
 
 
-def head_bytes(forward_pass: ForwardPass) -> float:
+def head_peak_bytes(forward_pass: ForwardPass) -> float:
     """Return the output head's peak bytes; log-probabilities are computed in chunks.
 
     The chunks follow :mod:`marft.models.log_probs`. A chunk holds logits and their exponentials in float32. The
@@ -122,7 +122,7 @@ def layer_gradient_bytes(forward_pass: ForwardPass) -> float:
     gradients = FLOAT_BYTES * forward_pass.scored * wide
     stream = 4 * FLOAT_BYTES * tokens * wide
     if forward_pass.gradient_checkpointing:  # the saved tensors of one recomputed layer
-        stream += tokens * saved_layer_bytes(forward_pass)
+        stream += tokens * saved_layer_bytes_per_token(forward_pass)
     if forward_pass.is_fused:
         matrices = 3 * FLOAT_BYTES * wide * inner * forward_pass.precision.is_half
         return gradients + stream + 5 * FLOAT_BYTES * min(tokens, BLOCK_ROWS) * inner + matrices

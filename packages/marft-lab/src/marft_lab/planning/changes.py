@@ -1,10 +1,11 @@
-"""Changes that make a recipe fit; each suggested change is planned again before the report."""
+"""Changes that make a recipe fit, or faster; each suggested change is planned again before the report."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from marft.common.errors import UserError
 from marft.config.load import parse_recipe
 from marft.config.run import RunSettings
 from marft_lab.planning.plan import CapacityPlan, PlanRequest, make_plan
@@ -13,6 +14,8 @@ Keys = Mapping[str, object]  # recipe keys with their new values
 MIN_TOKENS, MIN_ROWS = 512, 8
 MAX_GPUS = 64
 GPUS_PER_MACHINE = 8  # typical GPUs per machine; ranks share a machine
+MIN_SPEEDUP, MIN_PART_SPEEDUP = 1.25, 1.05  # of all changes together, and of each key
+MEMORY_SHARES = (0.6, 0.45, 0.3)  # shares of a card for an engine on the learner's card
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,52 @@ def suggest_changes(before: CapacityPlan) -> list[PlanChange]:
         return [together]
     more = _more_gpus(before)
     return [more] if more is not None else []
+
+
+def find_faster(before: CapacityPlan) -> PlanChange | None:
+    """Return keys that make a fitting plan faster on the same GPUs; None if they save less than a fifth of a step.
+
+    The keys are chosen one after the other, each with its fastest value that fits.
+    """
+    if not before.fits or before.request.card.is_cpu:
+        return None
+    best = PlanChange({}, before.request.gpus, before)
+    for values in _faster_options(before):
+        changes = [change for keys in values if (change := _try_change(before, {**best.keys, **keys})) is not None]
+        fastest = min(changes, key=lambda change: change.plan.best.seconds, default=best)
+        if best.plan.best.seconds >= MIN_PART_SPEEDUP * fastest.plan.best.seconds:
+            best = fastest
+    for key in list(best.keys):
+        fewer = _try_change(before, {name: value for name, value in best.keys.items() if name != key})
+        if fewer is not None and fewer.plan.best.seconds < MIN_PART_SPEEDUP * best.plan.best.seconds:
+            best = fewer
+    return best if before.best.seconds >= MIN_SPEEDUP * best.plan.best.seconds else None
+
+
+def _faster_options(before: CapacityPlan) -> Iterator[Sequence[Keys]]:
+    """Yield groups of recipe keys with the values to try for a faster step."""
+    run, gpus = before.run, before.request.gpus
+    lag: Keys = {} if gpus == 1 or run.rollout.max_policy_lag else {"rollout.max_policy_lag": 1}
+    if not run.engine.separate_weights:
+        shares = _key_values("engine.engine_args.gpu_memory_utilization", MEMORY_SHARES) if gpus == 1 else []
+        sleeping = [{"engine.sleep": True, **keys} for keys in [{}, *shares]] if gpus == 1 else [lag]
+        yield [{"engine.kind": "vllm", **keys} for keys in [{}, *shares, *sleeping]]
+    yield [lag] if lag else []
+    rows, tokens = getattr(run.engine, "max_batch_size", 0), run.training.tokens_per_micro_batch
+    yield _key_values("engine.max_batch_size", [2 * rows, 4 * rows] if rows else [])
+    for name, model in run.models.items():
+        yield _key_values(f"models.{name}.gradient_checkpointing", [False] if model.gradient_checkpointing else [])
+    yield _key_values("training.tokens_per_micro_batch", [2 * tokens, 4 * tokens])
+
+
+def _try_change(before: CapacityPlan, keys: Keys) -> PlanChange | None:
+    """Return the change if the changed recipe is valid and fits."""
+    request = replace(before.request, lag=None) if "rollout.max_policy_lag" in keys else before.request
+    try:
+        changed = _plan_changed(before.run, keys, request)
+    except UserError:
+        return None
+    return PlanChange(keys, before.request.gpus, changed) if changed.fits else None
 
 
 def _change_options(run: RunSettings, gpus: int) -> Iterator[Sequence[Keys]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from marft.config.run import RunSettings
 from marft.models.device_specs import DeviceSpec, Precision
@@ -407,8 +407,15 @@ def cache_capacity(prompt: float, longest: float) -> float:
     return float(columns)
 
 
-def engine_bytes(context: PlanContext, sampled: SampledWeights) -> tuple[float, float]:
-    """Return the bytes for a separate engine's weights with adapter slots, and for a token's keys and values.
+class EngineBytes(NamedTuple):
+    """Memory of a separate engine, in bytes: weights with adapter slots, and keys and values of one token."""
+
+    weights: float
+    kv_per_token: float
+
+
+def engine_bytes(context: PlanContext, sampled: SampledWeights) -> EngineBytes:
+    """Return the memory that a separate engine needs.
 
     vLLM holds its adapters in its compute precision.
     """
@@ -416,8 +423,8 @@ def engine_bytes(context: PlanContext, sampled: SampledWeights) -> tuple[float, 
     slots = 0 if sampled.fully_trained else sum(_policy_parameters(context, policy) for policy in sampled.policies)
     cache = precision.bytes_per_element * float(shape.cache_elements())
     if context.run.engine.device_memory_share:
-        return float(precision.bytes_per_element * (shape.parameters + slots)), cache
-    return precision.weight_bytes(shape) + FLOAT_BYTES * slots, cache
+        return EngineBytes(float(precision.bytes_per_element * (shape.parameters + slots)), cache)
+    return EngineBytes(precision.weight_bytes(shape) + FLOAT_BYTES * slots, cache)
 
 
 def uses_fixed_share(context: PlanContext) -> bool:

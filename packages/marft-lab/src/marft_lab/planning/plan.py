@@ -28,7 +28,13 @@ from marft_lab.planning.timing import (
     tensor_parallel_size,
     training_phases,
 )
-from marft_lab.planning.workload import KnownLengths, StepWorkload, check_context_lengths, compute_workload
+from marft_lab.planning.workload import (
+    KnownLengths,
+    StepWorkload,
+    check_context_lengths,
+    compute_validation_workload,
+    compute_workload,
+)
 
 HEADROOM = 0.03  # fraction of a card reserved for rounding and fragmentation by the allocator; an assumption
 
@@ -67,6 +73,7 @@ class Split:
         phases: seconds of each phase.
         lag: maximum age of training data, in steps.
         keys: recipe keys that set up this split, if they differ from the recipe.
+        validation_seconds: seconds of one validation during training; 0 without validations.
     """
 
     sampling: int
@@ -75,6 +82,14 @@ class Split:
     phases: tuple[Phase, ...]
     lag: int
     keys: Mapping[str, object] = field(default_factory=dict)
+    validation_seconds: float = 0.0
+
+    @property
+    def longest_phase(self) -> Phase:
+        """Longest phase of those that set the seconds per step."""
+        longest_side = max(("sampling", "learning"), key=self._side_seconds)
+        sides = (longest_side, "publishing") if self.lag and self.sampling else ("sampling", "learning", "publishing")
+        return max((phase for phase in self.phases if phase.side in sides), key=lambda phase: phase.seconds)
 
     @property
     def on_host(self) -> float:
@@ -89,11 +104,11 @@ class Split:
     @property
     def seconds(self) -> float:
         """Seconds per step: the sum of all phases; with a lag and separate GPUs, sampling and training overlap."""
-        sides = {side: sum(p.seconds for p in self.phases if p.side == side) for side in ("sampling", "learning")}
-        between = sum(phase.seconds for phase in self.phases if phase.side == "publishing")
-        if self.lag and self.sampling:
-            return max(sides.values()) + between
-        return sum(sides.values()) + between
+        sides = [self._side_seconds("sampling"), self._side_seconds("learning")]
+        return (max(sides) if self.lag and self.sampling else sum(sides)) + self._side_seconds("publishing")
+
+    def _side_seconds(self, side: str) -> float:
+        return sum(phase.seconds for phase in self.phases if phase.side == side)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +136,18 @@ class CapacityPlan:
     def fits(self) -> bool:
         """True if the best split fits."""
         return self.best.fits
+
+    @property
+    def validations(self) -> int:
+        """Number of validations during training."""
+        every = self.run.evaluation.every
+        return self.run.training.steps // every if every else 0
+
+    @property
+    def run_seconds(self) -> float:
+        """Seconds of the whole run: all steps and validations, without start, saves and evaluations afterwards."""
+        best = self.best
+        return self.run.training.steps * best.seconds + self.validations * best.validation_seconds
 
 
 def make_plan(run: RunSettings, request: PlanRequest) -> CapacityPlan:
@@ -182,18 +209,28 @@ def _plan_split(context: PlanContext, request: PlanRequest, sampling_gpus: int, 
         sharded_processes = _plan_processes(context, sharded, sampling_gpus, limit)
         if all(process.fits for process in sharded_processes):
             placement, processes = sharded, sharded_processes
+    sampling_cards = sampling_gpus or (ranks if context.run.engine.device_memory_share else 1)
     phases = (
-        *sampling_phases(
-            context, request.efficiencies, sampling_gpus or (ranks if context.run.engine.device_memory_share else 1)
-        ),
-        environment_phase(context, request.environment_seconds or 0.0),
+        *_playing_phases(context, request, sampling_cards),
         *training_phases(context, request.efficiencies, placement),
         publishing_phase(context, request.efficiencies),
     )
     keys = dict(_changed_keys(context, placement, sampling_gpus))
     if context.run.engine.separate_weights and lag != context.run.rollout.max_policy_lag:
         keys["rollout.max_policy_lag"] = lag
-    return Split(sampling_gpus, ranks, (*processes, *worker_memory(context)), phases, lag, keys)
+    validation_seconds = 0.0
+    if context.run.evaluation.every:
+        validation = replace(context, workload=compute_validation_workload(context.run, context.workload))
+        validation_seconds = sum(phase.seconds for phase in _playing_phases(validation, request, sampling_cards))
+    return Split(sampling_gpus, ranks, (*processes, *worker_memory(context)), phases, lag, keys, validation_seconds)
+
+
+def _playing_phases(context: PlanContext, request: PlanRequest, cards: int) -> list[Phase]:
+    """Return the phases of playing episodes."""
+    return [
+        *sampling_phases(context, request.efficiencies, cards),
+        environment_phase(context, request.environment_seconds or 0.0),
+    ]
 
 
 def _plan_processes(

@@ -202,6 +202,16 @@ def compute_workload(run: RunSettings, lengths: KnownLengths = KnownLengths()) -
     return StepWorkload(real, steps, live * (1 if sequential else len(run.agents)), tuple(policies))
 
 
+def compute_validation_workload(run: RunSettings, workload: StepWorkload) -> StepWorkload:
+    """Return the workload of one validation: an episode per validation task, played as in a training step."""
+    samples, tasks = run.rollout.samples_per_task, run.rollout.tasks_per_step
+    real, imagined = tasks * samples, sum(s.extra_tasks(run.training.steps - 1, tasks) for s in run.sections) * samples
+    episodes, limit = run.evaluation.validation_tasks, run.rollout.max_concurrent_episodes
+    policies = (replace(item, actions=item.actions * episodes / (real + imagined)) for item in workload.policies)
+    concurrent = workload.concurrent_actions * min(episodes, limit) / min(max(real, imagined), limit)
+    return replace(workload, episodes=episodes, concurrent_actions=concurrent, policies=tuple(policies))
+
+
 def _resolve_lengths(run: RunSettings, model: str, limit: int, known_lengths: KnownLengths) -> Lengths:
     context = run.models[model].context_length
     longest = known_lengths.longest or float(limit)

@@ -26,9 +26,9 @@ class PromptOptimizerSettings(TrainingSection):
 
     key: ClassVar[str] = "prompt_optimization"
 
-    agents: Names = Field(default=(), description="roles with optimized instructions; [] for all agents")
+    agents: Names = Field(default=(), description="roles with optimized instructions; []: every agent")
     every: Count = Field(default=10, description="training steps between rounds")
-    last_step: NonNegativeCount = Field(default=0, description="last training step with a round; 0 for no limit")
+    last_step: NonNegativeCount = Field(default=0, description="last training step with a round; 0: no limit")
     proposer: Proposer = Field(description="source of new instructions")
     candidates: Annotated[int, Field(ge=1, le=256)] = Field(default=4, description="proposals per agent and round")
     split: Literal["validation", "train"] = Field(
@@ -37,7 +37,7 @@ class PromptOptimizerSettings(TrainingSection):
     tasks: Annotated[int, Field(ge=4, le=100_000)] = Field(
         default=64,
         description=(
-            "number of tasks to test the best candidate, newly drawn every round; half as many other tasks choose the "
+            "number of tasks to test the best candidate, drawn anew each round; half as many other tasks select the "
             "candidate"
         ),
     )
@@ -47,8 +47,8 @@ class PromptOptimizerSettings(TrainingSection):
     accept: Literal["better", "no_worse"] = Field(
         default="better",
         description=(
-            'acceptance rule: "better" requires the interval of the gain above 0; "no_worse" requires a gain above '
-            "0 and an interval above -tolerance"
+            'acceptance rule; "better": interval of the gain above 0; "no_worse": gain above 0, interval above '
+            "-tolerance"
         ),
     )
     tolerance: Fraction = Field(default=0.05, description='tolerated loss of success rate for accept = "no_worse"')
@@ -56,7 +56,7 @@ class PromptOptimizerSettings(TrainingSection):
         default=4000, description="maximum characters of instructions; longer proposals are dropped"
     )
     token_budget: NonNegativeCount = Field(
-        default=0, description="token budget of all rounds, with prompts; 0 for no limit"
+        default=0, description="token budget over the rounds, prompts included; 0: no limit"
     )
 
     def roles(self, run: RunSettings) -> list[str]:

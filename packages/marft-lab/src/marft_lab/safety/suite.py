@@ -65,8 +65,8 @@ class AttackSettings(Settings):
     inject_into: InjectionLocation = Field(
         description="location of the injection: the first observation, a tool result, or a message of a teammate"
     )
-    target: str = Field(default="", description='tool or teammate whose text carries the injection; "" for all')
-    texts: Names = Field(default=(), description="injected texts; with several wordings, each task has one of them")
+    target: str = Field(default="", description='tool or teammate with the injected text; "": every tool or teammate')
+    texts: Names = Field(default=(), description="injected texts; with several wordings, each task has one")
     path: str = Field(default="", description='JSON Lines file with more texts, {"text": "…"}, relative to the suite')
     encodings: tuple[Encoding, ...] = Field(default=(), description="encodings of each text, as additional wordings")
     goal: Check = Field(description="check that shows success of the attack")
@@ -95,7 +95,7 @@ class SuiteSettings(Settings):
     canary: str = Field(
         default="",
         description=(
-            'text appended to the instructions of each agent, with a secret word per agent for {canary}; "" disables '
+            'text appended to the instructions of each agent, with a secret word per agent for {canary}; "": no '
             "canaries"
         ),
     )
@@ -104,8 +104,7 @@ class SuiteSettings(Settings):
         default_factory=dict, description="checks for forbidden outputs, with and without attacks, by name"
     )
     refusals: Patterns = Field(
-        default=(),
-        description="regular expressions of refusals; an answer with a match that solves nothing is a refusal",
+        default=(), description="regular expressions of refusals; a matching answer of an unsolved task is a refusal"
     )
     gates: tuple[NonEmptyString, ...] = Field(
         default=(),

@@ -22,8 +22,8 @@ class ShadowSettings(Section):
     score: Literal["rewards", "agreement", "feedback"] = Field(
         default="rewards",
         description=(
-            "score of a session: the reward terms and environment of a recipe (--grade), agreement with the served "
-            "answer, or user feedback (--feedback)"
+            "score of a session: reward terms and environment of a recipe (--grade), agreement with the served answer, "
+            "or user feedback (--feedback)"
         ),
     )
     agreement: Literal["exact", "f1", "fuzzy", "math", "numeric"] = Field(
@@ -56,13 +56,11 @@ class ShadowSettings(Section):
         default=1,
         description="retries of a session after an unexpected process exit; then the session counts as failed",
     )
-    allow_endpoints: bool = Field(
-        default=False, description="True to allow models behind endpoints, which may cost money"
-    )
+    allow_endpoints: bool = Field(default=False, description="allow models behind endpoints, at possible cost")
     backlog: Count = Field(
         default=256, description="maximum pending sessions with --follow; the oldest are dropped and counted"
     )
-    pause: bool = Field(default=True, description="True to suspend the shadow beside marft serve during requests")
+    pause: bool = Field(default=True, description="suspend the shadow beside marft serve during requests")
     resume_after_idle_seconds: NonNegative = Field(
         default=0.2, description="seconds without a request before the shadow resumes"
     )

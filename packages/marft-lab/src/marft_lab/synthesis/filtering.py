@@ -18,7 +18,7 @@ class FilterCounts:
     """Statistics of one funnel stage.
 
     Args:
-        name: name of a filter, or ``retold``, ``max_per_task``, ``balance_by``.
+        name: name of a filter, or ``replayed``, ``max_per_task``, ``balance_by``.
         came: number of incoming episodes.
         dropped: number of rejected episodes, by reason.
     """

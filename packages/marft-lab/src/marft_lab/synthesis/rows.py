@@ -1,4 +1,4 @@
-"""Imitation rows: episodes as traces, retold traces as rows, and their files with a manifest, written atomically."""
+"""Imitation rows: episodes as traces, replayed traces as rows, and their files with a manifest, written atomically."""
 
 from __future__ import annotations
 
@@ -67,19 +67,19 @@ def _turns(action: Action, location: str) -> Iterator[TracedTurn]:
 
 
 def build_rows(
-    retold: ReplayedTrace, original: Episode, number: int, origin: Mapping[str, object]
+    replayed: ReplayedTrace, original: Episode, number: int, origin: Mapping[str, object]
 ) -> Iterator[dict[str, object]]:
     """Yield an episode's rows, one per action.
 
     Args:
-        retold: episode as retold by the recipe's team, with the recipe's prompts.
+        replayed: episode as replayed by the recipe's team, with the recipe's prompts.
         original: episode as played by the teacher.
         number: index among the kept episodes.
         origin: source fields of the row.
     """
     by_action: dict[ActionKey, list[ReplayedTurn]] = {}
-    for retelling in retold.turns:
-        by_action.setdefault(retelling.key, []).append(retelling)
+    for turn in replayed.turns:
+        by_action.setdefault(turn.key, []).append(turn)
     own_rewards = dict.fromkeys((action.agent for action in original.actions), 0.0)
     for transition in original.transitions:
         for agent, reward in transition.agent_rewards.items():

@@ -2,7 +2,7 @@
 
 ::
 
-    training tasks ──▶ teacher plays ──▶ filters ──▶ retold by the recipe ──▶ caps ──▶ rows of each role, manifest
+    training tasks ──▶ teacher plays ──▶ filters ──▶ replayed by the recipe ──▶ caps ──▶ rows of each role, manifest
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ NO_ROWS_MESSAGE = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptEpisode:
-    """Kept episode, as played by the teacher and as retold by the recipe."""
+    """Kept episode, as played by the teacher and as replayed by the recipe."""
 
     episode: Episode
-    retold: ReplayedTrace
+    replayed: ReplayedTrace
 
 
 def synthesize(
@@ -107,7 +107,7 @@ def synthesize(
         rows = [
             row
             for number, item in enumerate(kept_episodes)
-            for row in build_rows(item.retold, item.episode, number, source)
+            for row in build_rows(item.replayed, item.episode, number, source)
         ]
         return write_rows(folder.path, run, rows, source, build_filters(run), stages)
 
@@ -129,14 +129,14 @@ def _filter_episodes(
         context = FilterContext(held_out=_held_out_tasks(run), role_prompts=stage.render_fixed_prompts())
         candidates = _build_candidates(teacher, episodes)
         remaining, stages = apply_filters(candidates, build_filters(run), context)
-        kept_episodes, retold_stage = _retell(stage, run.seed, [item.episode for item in remaining])
+        kept_episodes, replayed_stage = _replay_kept(stage, run.seed, [item.episode for item in remaining])
     for line in tally.format_lines():
         logger.warning(f"told again: {line}")
     settings = SynthesisSettings.from_run(run)
     episodes = [item.episode for item in kept_episodes]
     scores = [(episode.total_reward, -float(len(episode.actions))) for episode in episodes]
     rejections = reject_over_cap([episode.task.id for episode in episodes], settings.max_per_task, scores)
-    stages += [retold_stage, build_stage("max_per_task", len(kept_episodes), rejections)]
+    stages += [replayed_stage, build_stage("max_per_task", len(kept_episodes), rejections)]
     kept_episodes = [item for index, item in enumerate(kept_episodes) if index not in rejections]
     if settings.balance_by:
         rejections = reject_unbalanced([item.episode.task for item in kept_episodes], settings.balance_by)
@@ -169,19 +169,21 @@ def _build_candidates(teacher: Teacher, episodes: Sequence[Episode]) -> list[Can
     ]
 
 
-def _retell(stage: TraceReplayer, seed: int, episodes: Sequence[Episode]) -> tuple[list[KeptEpisode], FilterCounts]:
-    """Keep the episodes that the recipe's team can retell with the same outcome."""
+def _replay_kept(
+    stage: TraceReplayer, seed: int, episodes: Sequence[Episode]
+) -> tuple[list[KeptEpisode], FilterCounts]:
+    """Keep the episodes that the recipe's team can replay with the same outcome."""
     kept_episodes, rejections = list[KeptEpisode](), dict[int, str]()
-    retold_by_name = {
-        retold.trace.id: retold
-        for retold in stage.replay((to_trace(original, seed) for original in episodes), grade=False)
+    replayed_by_name = {
+        replayed.trace.id: replayed
+        for replayed in stage.replay((to_trace(original, seed) for original in episodes), grade=False)
     }
     for index, original in enumerate(episodes):
-        retold = retold_by_name.get(episode_name(original))
-        if retold is None or not retold.episode.is_scored:
+        replayed = replayed_by_name.get(episode_name(original))
+        if replayed is None or not replayed.episode.is_scored:
             rejections[index] = "the recipe's team cannot say it"
-        elif retold.episode.success != original.success:
+        elif replayed.episode.success != original.success:
             rejections[index] = "comes to another end when the recipe's team says it"
         else:
-            kept_episodes.append(KeptEpisode(original, retold))
-    return kept_episodes, build_stage("retold", len(episodes), rejections)
+            kept_episodes.append(KeptEpisode(original, replayed))
+    return kept_episodes, build_stage("replayed", len(episodes), rejections)

@@ -21,28 +21,28 @@ class SynthesisSettings(Section):
     teacher: Annotated[str, ExpandUser] = Field(
         default="",
         description=(
-            'teacher: "scripts" for the environment\'s own, the folder of a run, a checkpoint or an export, or a '
-            "recipe; --teacher overrides it"
+            'teacher: "scripts" of the environment, the folder of a run, checkpoint or export, or a recipe; overridden '
+            "by --teacher"
         ),
     )
     split: str = Field(
-        default="train",
-        description='split of the tasks; only "train" is valid, because held-out tasks must not be learned',
+        default="train", description='split of the tasks; only "train" is valid, to keep held-out tasks out of training'
     )
-    tasks: NonNegativeCount = Field(default=512, description="number of tasks, from the start of the split; 0 for all")
+    tasks: NonNegativeCount = Field(
+        default=512, description="number of tasks, from the start of the split; 0: every task"
+    )
     attempts: SmallCount = Field(default=4, description="attempts per task")
     save_every: Count = Field(default=256, description="episodes per saved part")
     skill: Fraction = Field(default=1.0, description="skill of scripts: fraction of turns played well")
     filters: Annotated[tuple[Filter, ...], Strict(False)] = Field(
-        default=(),
-        description="filters, in order; [] for success, handoffs, duplicates and leakage with their defaults",
+        default=(), description="filters, in order; []: success, handoffs, duplicates and leakage with their defaults"
     )
-    max_per_task: NonNegativeCount = Field(default=2, description="maximum episodes per task, the best ones; 0 for all")
+    max_per_task: NonNegativeCount = Field(default=2, description="maximum episodes per task, best first; 0: no limit")
     balance_by: str = Field(
         default="",
         description=(
-            'field of the task data to balance, such as level; every value keeps as many episodes as the rarest; "" '
-            "for no balance"
+            'field of the task data to balance, such as level: each value keeps as many episodes as the rarest; "": no '
+            "balance"
         ),
     )
 

@@ -32,29 +32,31 @@ class DynaSettings(TrainingSection):
     share: Annotated[float, Field(ge=0, le=0.98)] = Field(
         default=0.5, description="imagined fraction of the episodes of a step"
     )
-    warmup_steps: NonNegativeCount = Field(default=1, description="first training steps, which only use real episodes")
+    warmup_steps: NonNegativeCount = Field(
+        default=1, description="number of first training steps with only real episodes"
+    )
     ramp_steps: NonNegativeCount = Field(
-        default=0,
-        description="training steps after the warmup with a linearly growing fraction; 0 for the full fraction at once",
+        default=0, description="training steps of linear growth of share after the warm-up; 0: full share at once"
     )
     horizon: Count = Field(
-        default=32, description="maximum environment steps of an imagined episode; rollout.max_steps applies as well"
+        default=32, description="maximum environment steps of an imagined episode, besides rollout.max_steps"
     )
     max_uncertainty: Fraction = Field(
-        default=0.2, description="uncertainty of the model above which an imagined episode is truncated and left out"
+        default=0.2,
+        description="maximum uncertainty of the model; above it, an imagined episode is cut off and left out",
     )
     start_from: Literal["first", "anywhere"] = Field(
         default="first",
         description="starts of imagined episodes: first observations of real episodes, or any observed history",
     )
-    input_roles: Names = Field(default=(), description="roles whose texts affect the environment; [] for all")
-    history_length: SmallCount = Field(default=1, description="number of last observations that determine the next one")
+    input_roles: Names = Field(default=(), description="roles with texts that affect the environment; []: every role")
+    history_length: SmallCount = Field(
+        default=1, description="number of last observations that determine the next observation"
+    )
     buffer_size: Annotated[int, Field(ge=100, le=1_000_000)] = Field(
-        default=20_000, description="maximum transitions in the experience buffer, the newest"
+        default=20_000, description="maximum transitions in the experience buffer; the newest stay"
     )
-    auto_disable: bool = Field(
-        default=True, description="True to disable the model automatically after wrong predictions of real episodes"
-    )
+    auto_disable: bool = Field(default=True, description="disable the model after wrong predictions of real episodes")
     error_tolerance: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.25,
         description=(
@@ -63,10 +65,7 @@ class DynaSettings(TrainingSection):
         ),
     )
     false_alarm_rate: Annotated[float, Field(gt=0, le=0.5)] = Field(
-        default=1e-4,
-        description=(
-            "false alarm rate: at most one false alarm per 1 / false_alarm_rate real steps or episodes, on average"
-        ),
+        default=1e-4, description="on average, at most one false alarm per 1 / false_alarm_rate real steps or episodes"
     )
 
     @model_validator(mode="before")

@@ -152,12 +152,15 @@ def run_sft(
                 run, folder, resume=resume, start_from=start_from, overwrite=overwrite, callbacks=[callback]
             )
         write_report(folder)
+        learned = result.learned or callback.completed_steps == result.state.step  # a finished run is not judged again
         step, stopped = result.state.step, result.state.step < result.steps
         out.emit(
             "done",
             step=step,
             steps=result.steps,
             stopped=stopped,
+            learned=learned,
+            held_out_before=result.initial_held_out_loss,
             held_out=result.held_out_loss,
             run=folder.path,
             report=folder.report_path,
@@ -166,11 +169,17 @@ def run_sft(
             out.print(f"stopped after step {step}. Go on with:  marft sft {folder.path} --resume")
             raise SystemExit(INTERRUPTED)
         last = folder.saved_steps()[-1]
+        before, after = f"{result.initial_held_out_loss:.4f}", f"{result.held_out_loss:.4f}"
         out.print(
-            f"step {result.steps}; held out: {result.held_out_loss:.4f} nats a token. See {folder.report_path}, or:"
+            f"step {result.steps}; held-out loss {before} → {after} nats per token. See {folder.report_path}, or:"
         )
         out.print(f"  marft eval {folder.path}")
         out.print(f"  marft train {recipe.recipe} --init-from {last}")
+        if not learned:
+            out.print(
+                "the held-out loss did not fall: raise sft.epochs or sft.learning_rate, or check that the recordings "
+                "show what the agents should write (marft score)"
+            )
 
 
 def _build_table(rows: Sequence[tuple[str, float | None, Sequence[float | None]]], roles: Sequence[str]) -> Table:

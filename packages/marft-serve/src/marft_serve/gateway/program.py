@@ -58,7 +58,10 @@ class Program(Organization):
     call: FunctionPath = Field(default="", description="import path of a function of the task and the clients by role")
     command: Strings = Field(
         default=(),
-        description="or a command, with the task as JSON on standard input and the clients in environment variables",
+        description=(
+            "command instead of call; reads the task as JSON on standard input, and the clients from environment "
+            "variables"
+        ),
     )
     python: str = Field(default="", description='interpreter for "python" in the command; "": unchanged')
     folder: Annotated[str, Field(validate_default=True, pattern=r"^[^\x00]*$")] = Field(
@@ -69,12 +72,12 @@ class Program(Organization):
     idle_timeout_seconds: Positive = Field(
         default=60.0,
         description=(
-            "Maximum idle time of a program without requests, in seconds. After it, requests of other episodes no "
-            "longer wait for this program, if requests are admitted in order."
+            "maximum time without requests, in seconds; then requests of other episodes no longer wait for this "
+            "program, with in-order admission"
         ),
     )
     max_tokens: NonNegativeCount = Field(
-        default=0, description="maximum number of sampled tokens per episode, over all agents; 0: no limit"
+        default=0, description="maximum number of sampled tokens per episode, summed over agents; 0: no limit"
     )
     max_requests: NonNegativeCount = Field(default=0, description="maximum number of requests per episode; 0: no limit")
     host: NonEmptyString = Field(
@@ -84,8 +87,8 @@ class Program(Organization):
     public_url: Annotated[str, Field(pattern=r"^(https?://[^\s/]+/?)?$")] = Field(
         default="",
         description=(
-            "public URL of the gateway, for programs in a container for example: "
-            '"http://host.docker.internal:8123"; "": host and port'
+            'public URL of the gateway, for programs in a container, such as "http://host.docker.internal:8123"; "": '
+            "host and port"
         ),
     )
     max_body_bytes: Count = Field(default=4_194_304, description="maximum size of a request body, in bytes")

@@ -21,7 +21,7 @@ class SftSettings(Section):
     key: ClassVar[str] = "sft"
 
     traces: Annotated[tuple[Annotated[NonEmptyString, ExpandUser], ...], Strict(False)] = Field(
-        default=(), description="files or row folders; --traces overrides them"
+        default=(), description="files or row folders; overridden by --traces"
     )
     roles: dict[NonEmptyString, NonEmptyString] = Field(
         default={}, description='role for each agent name in the traces; --role "name=role" adds an entry'
@@ -29,8 +29,8 @@ class SftSettings(Section):
     prompts: Literal["auto", "recipe", "trace"] = Field(
         default="auto",
         description=(
-            'source of the prompts: "recipe" renders them with the recipe\'s team, "trace" uses the recorded '
-            'messages, "auto" selects "trace" for a team in an external program, else "recipe"'
+            'source of the prompts; "recipe": the recipe\'s team renders the prompts; "trace": recorded messages; '
+            '"auto": "trace" for a team in an external program, else "recipe"'
         ),
     )
     thinking: Literal["keep", "drop"] = Field(
@@ -42,7 +42,7 @@ class SftSettings(Section):
     schedule: LearningRateSchedule = Field(default="cosine", description="decay of the learning rate, to 0")
     warmup_ratio: Fraction = Field(default=0.05, description="fraction of the steps with linear warmup")
     held_out_fraction: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.05, description="fraction of the episodes that are held out of training, to measure the loss"
+        default=0.05, description="fraction of the episodes held out of training to measure the loss"
     )
     eval_every: NonNegativeCount = Field(
         default=10, description="steps between evaluations on held-out episodes; 0: only at the end"

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -184,13 +185,21 @@ class WarmStartResult:
         state: state after the last step.
         steps: number of planned steps; ``state.step`` is lower if the warm start was stopped.
         skip_counter: counter of skipped items.
-        held_out_loss: final loss on the held-out turns, in nats per token; NaN without held-out turns.
+        initial_held_out_loss: loss on the held-out turns before the first step of this training, in nats per token;
+            NaN without held-out turns.
+        held_out_loss: the same after the last step.
     """
 
     state: State
     steps: int
     skip_counter: SkipCounter
+    initial_held_out_loss: float
     held_out_loss: float
+
+    @property
+    def learned(self) -> bool:
+        """False if the loss on the held-out turns did not fall."""
+        return math.isnan(self.held_out_loss) or self.held_out_loss < self.initial_held_out_loss
 
 
 def warm_start(
@@ -232,8 +241,10 @@ def warm_start(
         state = init.with_digest(state, SFT_PREFIX + data.digest, "turns of the traces")
         init.restore_callbacks(callback)
         init.commit(state, policies, learner)
-        state, held_out_loss = _TrainLoop(run, folder, policies, learner, data, callback).train(state, steps)
-        return WarmStartResult(state, len(steps), skip_counter, held_out_loss)
+        loop = _TrainLoop(run, folder, policies, learner, data, callback)
+        initial_loss = loop.measure_held_out()
+        state, held_out_loss = loop.train(state, steps, initial_loss)
+        return WarmStartResult(state, len(steps), skip_counter, initial_loss.mean(), held_out_loss)
 
 
 def _summarize(data: ImitationData) -> str:
@@ -249,10 +260,12 @@ class _TrainLoop:
     data: ImitationData
     callbacks: CallbackList
 
-    def train(self, state: State, steps: Sequence[tuple[int, list[int]]]) -> tuple[State, float]:
+    def train(
+        self, state: State, steps: Sequence[tuple[int, list[int]]], held_out_loss: SftLoss
+    ) -> tuple[State, float]:
         """Train from the current step to the end; return the final state and the loss on the held-out turns."""
         run, checkpoints = self.run, CheckpointManager(self.folder, self.run.checkpoints)
-        held_out_loss, eval_interval = self._measure_held_out(), SftSettings.from_run(run).eval_every
+        eval_interval = SftSettings.from_run(run).eval_every
         with (
             CallbackList(list(self.callbacks)) as callbacks,
             receive_logs(redacted(callbacks.on_note)),
@@ -267,7 +280,7 @@ class _TrainLoop:
                 state, metrics = self._run_step(state, steps)
                 last = state.step == len(steps)
                 if self.data.held_out and (last or (eval_interval and state.step % eval_interval == 0)):
-                    held_out_loss = self._measure_held_out()
+                    held_out_loss = self.measure_held_out()
                     metrics |= _build_metrics(held_out_loss, HELD_OUT_LOSS)
                     if state.best_step == 0 or -held_out_loss.mean() > state.best_score:
                         state = replace(
@@ -311,7 +324,8 @@ class _TrainLoop:
     def _save_extra(self, folder: Path) -> None:
         write_callback_states(folder, self.callbacks.state_dict())
 
-    def _measure_held_out(self) -> SftLoss:
+    def measure_held_out(self) -> SftLoss:
+        """Return the loss on the held-out turns."""
         return self.learner.evaluate(self.data.held_out)
 
 

@@ -25,11 +25,11 @@ class TracingSettings(TrainingSection):
 
     otlp: str = Field(default="", description='URL of the endpoint, for example "http://localhost:4318"; "": no export')
     include_content: bool = Field(
-        default=False, description="whether to include prompts, answers, and the arguments and results of tool calls"
+        default=False, description="include prompts, answers, and arguments and results of tool calls"
     )
     timeout_seconds: Positive = Field(default=10.0, description="timeout for a response, in seconds")
     max_queued_episodes: Annotated[Count, Field(le=1_000_000)] = Field(
-        default=1024, description="maximum number of queued episodes; further episodes are dropped"
+        default=1024, description="maximum number of queued episodes; later episodes are dropped"
     )
 
     @field_validator("otlp")

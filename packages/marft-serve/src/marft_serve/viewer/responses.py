@@ -21,7 +21,7 @@ from marft.common.errors import UserError
 from marft.common.metrics import CATALOG
 from marft.common.texts import single_line
 from marft.config.load import first_problem
-from marft.evaluation.metric_tables import Cohort, MetricRow, build_metric_rows, compute_cohort_metrics, shared_fields
+from marft.evaluation.metric_tables import Cohort, MetricRow, build_metric_rows, cohort_fields, compute_cohort_metrics
 from marft.runs.episode_files import open_parquet
 from marft.runs.run_folder import read_evaluation
 from marft_serve.viewer import credit_audit, episode_view
@@ -250,7 +250,7 @@ def get_evaluations(run: Run, by: str = "") -> dict[str, object]:
             for name, evaluation in loaded
         ],
         "trajectories": _build_rows(build_metric_rows(evaluations)),
-        "fields": shared_fields(evaluations),
+        "fields": cohort_fields(evaluations),
         "cohorts": [
             {"name": cohort.name, "tasks": list(cohort.tasks), "rows": _build_rows(cohort.rows)} for cohort in cohorts
         ],

@@ -40,7 +40,7 @@ class Truncated(Channel):
     """Channel that passes at most ``max_words`` words of every message, with an ellipsis in place of omitted text."""
 
     max_words: Count = Field(default=100, description="maximum words per message")
-    keep: Literal["start", "end"] = Field(default="end", description="part of a long message that remains")
+    keep: Literal["start", "end"] = Field(default="end", description="part of a long message to keep")
 
     def transform(self, messages: Sequence[Message]) -> Sequence[Message | None]:
         """Return every message, truncated if too long."""
@@ -75,11 +75,9 @@ class Record(Channel):
     """
 
     fields: dict[str, Pattern] = Field(description="regular expression for each field; its first group is the value")
-    template: str = Field(
-        default="", description='wording of a record, such as "= {result}."; "" writes field: value pairs'
-    )
+    template: str = Field(default="", description='wording of a record, such as "= {result}."; "": field: value pairs')
     fallback: Literal["raw", "none"] = Field(
-        default="raw", description="text passed on without a match: the raw message, or nothing"
+        default="raw", description="text passed on without a match: raw message, or nothing"
     )
 
     @field_validator("fields")

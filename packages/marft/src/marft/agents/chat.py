@@ -52,16 +52,16 @@ class Chat:
         messages: in the format of chat templates. Tool calls and their results are matched by position
             (:func:`~marft.agents.prompt_messages.tool_call_messages`).
         tools: the client's tools; the client executes the calls itself.
-        calls: whether to parse tool calls in the response.
+        parse_calls: whether to parse tool calls in the response.
         max_tokens: maximum tokens in the response; the recipe's limit applies as well.
         stop: additional stop strings.
         sees: ids of the actions that the response depends on, if the client names them.
         recorded_options: requested sampling parameters that are only recorded, such as a temperature. The recipe's
             values apply.
         constraint: required form of the response.
-        pieces: whether to return the text of each token.
+        return_token_texts: whether to return the text of each token.
         alternatives: number of most likely alternative tokens to return at each position.
-        parallel: whether one turn may make several calls, if calls are optional.
+        allow_parallel_calls: whether one turn may make several calls, if calls are optional.
         prefix: the client's beginning of the response. The agent continues it, and it is not trained.
         token_stream: stream that receives the action while it is generated.
     """
@@ -105,8 +105,8 @@ class Chat:
         """True if a turn should make at most one tool call without a constraint that enforces the limit."""
         return bool(self.tools) and self.parse_calls and not self.allow_parallel_calls and self.constraint is None
 
-    def dump_recorded_options(self) -> str:
-        """Return the recorded sampling wishes as JSON, or "" without wishes."""
+    def requested_sampling_json(self) -> str:
+        """Return the sampling parameters that the client asked for, as JSON; "" if none."""
         return json.dumps(dict(self.recorded_options), sort_keys=True) if self.recorded_options else ""
 
 

@@ -194,7 +194,9 @@ class ActionSampler:
                 found_calls = renderer.calls(policy, client_tokens, chat.tools, prefix_tokens)
             first_named = [call for call in found_calls if call.name][:1] if chat.single_call else ()
             builder.calls += first_named or found_calls
-        action = replace(builder.build_action(self.key, agent, completion.finish), wishes=chat.dump_recorded_options())
+        action = replace(
+            builder.build_action(self.key, agent, completion.finish), wishes=chat.requested_sampling_json()
+        )
         if completion.alternatives:
             record.store_alternatives(action.id, completion.alternatives)
         return action

@@ -80,7 +80,7 @@ class Chain(Organization):
 
     single_action_each: ClassVar[bool] = True  # every agent acts once per step
     visible: Literal["all", "previous"] = Field(
-        default="all", description="visible actions: all before the agent's own, or only the previous one"
+        default="all", description="visible actions: every earlier action, or only the previous action"
     )
 
     def sole_answer_role(self, candidates: Sequence[str]) -> str:
@@ -109,7 +109,7 @@ class Parallel(Organization):
 
     single_action_each: ClassVar[bool] = True  # every agent acts once per step
     answer: Literal["last", "vote"] = Field(
-        default="last", description="the last answering agent's answer, or the most frequent answer"
+        default="last", description="team answer: of the last answering agent, or the most frequent"
     )
 
     def sole_answer_role(self, candidates: Sequence[str]) -> str:
@@ -172,11 +172,9 @@ class Debate(Organization):
 
     rounds: SmallCount = Field(default=2, description="number of rounds")
     neighbors: Literal["all", "ring"] | Neighbors = Field(
-        default="all", description="visible agents: all, the two neighbors in a ring, or a table of neighbors"
+        default="all", description="visible agents: everyone, the two neighbors in a ring, or a table of neighbors"
     )
-    judge: str = Field(
-        default="", description='role that answers; "" selects the most frequent answer of the last round'
-    )
+    judge: str = Field(default="", description='role that answers; "": most frequent answer of the last round')
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Yield a message for each unknown role, and for a judge without debaters."""
@@ -385,7 +383,7 @@ class Orchestrated(Organization):
         default=("all",), description="views of earlier actions that a called agent may get"
     )
     max_calls: SmallCount = Field(default=3, description="maximum calls in a step")
-    allow_stop: bool = Field(default=True, description="whether the router may stop earlier")
+    allow_stop: bool = Field(default=True, description="let the router stop earlier")
 
     @field_validator("views")
     @classmethod
@@ -443,7 +441,7 @@ class Turns(Organization):
     )
     visible: Literal["none", "last", "since_own_action"] = Field(
         default="none",
-        description="visible actions of others: none, the last step's, or all since the agent's own last action",
+        description="visible actions of other agents: none, the last step's, or every action since the agent's own",
     )
 
     _actions: list[Action] = PrivateAttr(default_factory=list)  # actions of this episode, in request order

@@ -14,18 +14,48 @@ from marft.common.errors import UserError
 from marft.common.packages import missing_extra, registered_entry_points, version_problem
 from marft.common.version import __version__
 
+HELP_GROUPS = ("Start", "Train", "Evaluate", "Look", "Ship")  # groups of commands in the help, in this order
+OTHER_GROUP = "More"  # group of the commands that declare none of these
 
-def command_group(**attributes: Any) -> typer.Typer:
+
+def command_group(add_completion: bool = False, **attributes: Any) -> typer.Typer:
     """Return an empty command group with plain-text output, as in ``marft`` itself."""
-    return typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None, **attributes)
+    return typer.Typer(
+        pretty_exceptions_enable=False, rich_markup_mode=None, add_completion=add_completion, **attributes
+    )
 
 
 class CommandGroup(TyperGroup):
-    """Command group with the core's commands and those registered under ``marft.commands`` by installed packages."""
+    """Command group with the core's commands and those registered under ``marft.commands`` by installed packages.
+
+    A command chooses its group in the help with ``rich_help_panel``, one of :data:`HELP_GROUPS`.
+    """
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands = _Commands(self.commands)
+
+    def commands_by_group(self) -> dict[str, list[tuple[str, Any]]]:
+        """Return the names and commands of each group of the help."""
+        groups: dict[str, list[tuple[str, Any]]] = {title: [] for title in (*HELP_GROUPS, OTHER_GROUP)}
+        for name, command in self.commands.items():
+            if not command.hidden:
+                title = getattr(command, "rich_help_panel", None)
+                groups[title if title in HELP_GROUPS else OTHER_GROUP].append((name, command))
+        return groups
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
+        """Write the commands into the help, group by group."""
+        groups = self.commands_by_group()
+        column = max(len(name) for members in groups.values() for name, _ in members)
+        for title, members in groups.items():
+            if members:
+                rows = [
+                    (name.ljust(column), item.get_short_help_str(formatter.width - 6 - column))
+                    for name, item in members
+                ]
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
 
 class _Commands(MutableMapping[str, Any]):
@@ -93,10 +123,12 @@ app = command_group(
     help="Multi-agent reinforcement fine-tuning: tune the language models of a team of agents together.",
     no_args_is_help=True,
     epilog="--debug, with any command, prints the traceback of an error.",
+    add_completion=True,
 )
 
-QuietOption = Annotated[bool, typer.Option("--quiet", help="Print the end, warnings and errors alone.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="For programs: one JSON object a line, and nothing else.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", help="Print only warnings, errors and the result.")]
+VerboseOption = Annotated[bool, typer.Option("--verbose", help="Print more metrics of each step, and each agent.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object per line, for programs.")]
 
 
 def _show_version(wanted: bool) -> None:

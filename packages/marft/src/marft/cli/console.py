@@ -5,16 +5,18 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
 from rich.segment import Segment
-from rich.table import Table
 from rich.text import Text
 
-from marft.common.texts import sanitize, single_line
-from marft.evaluation.checkpoint_results import format_interval, format_number, format_passes, format_percent
+from marft.common.texts import sanitize
+from marft.evaluation.checkpoint_results import format_interval, format_number, format_percent
+from marft.evaluation.column_tables import ColumnTable
+from marft.evaluation.metric_tables import column_headings
 
+INTERVAL = "  95 % interval"  # label of the row with the interval of the row above
 INTERRUPTED = 128 + signal.SIGINT  # exit status after Ctrl-C
 
 
@@ -55,55 +57,46 @@ def bold(text: str) -> Text:
     return Text(text, style="bold")
 
 
-def evaluation_table(rows: Sequence[Mapping[str, Any]], targets: bool = False) -> Table:
-    """Return a table of evaluations, one per row, with accuracy if known and reward.
+def evaluation_table(rows: Sequence[Mapping[str, Any]], targets: bool = False) -> ColumnTable:
+    """Return a table with a column for each evaluation: tasks, accuracy if known, reward, and pass@k if known.
 
-    Columns for failures and unknown success appear only if a value is not 0.
+    Rows for failures and unknown success appear only if a value is not 0.
 
     Args:
-        targets: each row has a ``target``, shown in the first column.
+        targets: each evaluation has a ``target``, shown in the heading.
     """
     has_accuracy = any(row["accuracy"] is not None for row in rows)
     has_unknown = has_accuracy and any(row["unknown"] for row in rows)
-    columns: list[tuple[bool, str, Literal["left", "right"], Callable[[Mapping[str, Any]], object]]] = [
-        (targets, "target", "left", lambda row: row["target"]),
-        (True, "checkpoint", "left", lambda row: row["checkpoint"]),
-        (any(row.get("reorganized") for row in rows), "as", "left", _team_name),
-        (True, "mode", "left", lambda row: row["mode"]),
-        (True, "messages", "left", lambda row: "shuffled" if row["shuffled_messages"] else "own"),
-        (True, "tasks", "right", lambda row: row["tasks"]),
-        (has_accuracy, "accuracy", "right", lambda row: format_percent(row["accuracy"])),
-        (has_accuracy, "95 % interval", "left", lambda row: format_interval(row["interval"], format_percent)),
-        (has_unknown, "success unknown", "right", lambda row: row["unknown"]),
-        (True, "reward", "right", lambda row: format_number(row["reward"])),
-        (True, "95 % interval", "left", lambda row: format_interval(row["reward_interval"], format_number)),
-        (any(row["failed"] for row in rows), "could not be scored", "right", lambda row: row["failed"]),
+    lines: list[tuple[bool, str, Callable[[Mapping[str, Any]], object]]] = [
+        (True, "tasks", lambda row: row["tasks"]),
+        (any(row["failed"] for row in rows), "could not be scored", lambda row: row["failed"]),
+        (has_unknown, "success unknown", lambda row: row["unknown"]),
+        (has_accuracy, "accuracy", lambda row: format_percent(row["accuracy"])),
+        (has_accuracy, INTERVAL, lambda row: format_interval(row["interval"], format_percent)),
+        *_pass_lines(rows),
+        (True, "reward", lambda row: format_number(row["reward"])),
+        (
+            any(row["reward_interval"] for row in rows),
+            INTERVAL,
+            lambda row: format_interval(row["reward_interval"], format_number),
+        ),
     ]
-    shown_columns = [(heading, alignment, cell) for shown, heading, alignment, cell in columns if shown]
-    table = Table(box=None, pad_edge=False)
-    for heading, alignment, _ in shown_columns:
-        no_wrap = " " not in heading  # words and numbers stay whole; other headings wrap without loss
-        table.add_column(heading, justify=alignment, no_wrap=no_wrap, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(single_line(str(cell(row)))) for _, _, cell in shown_columns))
-    return table
+    table_rows = [(Text(label), [str(cell(row)) for row in rows]) for shown, label, cell in lines if shown]
+    return ColumnTable("", column_headings(rows, targets), table_rows)
 
 
-def _team_name(row: Mapping[str, Any]) -> object:
-    return row.get("reorganized", {}).get("name", "trained")
+def _pass_lines(
+    rows: Sequence[Mapping[str, Any]],
+) -> list[tuple[bool, str, Callable[[Mapping[str, Any]], object]]]:
+    """Return the lines of pass@k, pass^k and avg@k, for evaluations with several attempts at each task."""
+    lines = list[tuple[bool, str, Callable[[Mapping[str, Any]], object]]]()
+    for name in dict.fromkeys(name for row in rows for name in row.get("passes", {})):
 
+        def share(row: Mapping[str, Any], name: str = name) -> str:
+            return format_percent(row.get("passes", {}).get(name, (None, None))[0])
 
-def pass_at_k_table(rows: Sequence[Mapping[str, Any]], targets: bool = False) -> Table:
-    """Return a table with pass@k, pass^k and avg@k and their intervals, for evaluations with several attempts per task.
+        def interval(row: Mapping[str, Any], name: str = name) -> str:
+            return format_interval(row.get("passes", {}).get(name, (None, None))[1], format_percent)
 
-    Args:
-        targets: each row has a ``target``, shown in the first column.
-    """
-    table = Table(box=None, pad_edge=False)
-    for heading in [*(["target"] if targets else []), "checkpoint", "mode", "over attempts", "share", "95 % interval"]:
-        table.add_column(heading, justify="right" if heading == "share" else "left", overflow="fold")
-    for row in rows:
-        prefix = [row["target"]] if targets else []
-        for cells in format_passes([row]):
-            table.add_row(*(Text(single_line(str(cell))) for cell in [*prefix, *cells]))
-    return table
+        lines += [(True, name, share), (True, INTERVAL, interval)]
+    return lines

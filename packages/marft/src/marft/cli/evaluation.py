@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from marft.cli.console import evaluation_table, pass_at_k_table
+from marft.cli.console import bold, evaluation_table
 from marft.cli.errors import open_run_for_command, set_run_folder
 from marft.cli.handlers import console, progress_bar, silence_transformers
 from marft.cli.output import Output, OutputMode, open_output
@@ -21,6 +21,7 @@ from marft.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from marft.config.interfaces.environment import Split
+    from marft.evaluation.answers import Answer, TargetKind
     from marft.evaluation.evaluate import Evaluation
     from marft.evaluation.scenarios import ScenarioSet
 
@@ -122,6 +123,7 @@ def evaluate(
     options.check()
     targets = [resolve_target(path, overrides, options) for path in paths]
     silence_transformers()
+    from marft.evaluation.answers import summarize_advice
     from marft.evaluation.scenarios import read_scenario_set
 
     scenarios = read_scenario_set(options.scenarios) if options.scenarios else None
@@ -129,13 +131,14 @@ def evaluate(
         _check_field(targets, options, scenarios)
     rows: list[dict[str, Any]] = []
     with open_output(output_mode) as out:
-        for path, target in zip(paths, targets, strict=True):
+        for number, (path, target) in enumerate(zip(paths, targets, strict=True)):
             if len(targets) > 1:
                 set_run_folder(target.output_folder.path)
             for result in _evaluate_target(target, options, scenarios, out):
-                rows.append({**result.as_json(), "target": str(path)})
+                rows.append({**result.as_json(), "target": str(path), "number": number})
                 fields = {**rows[-1], "metrics": result.metrics}
                 out.emit("evaluation", **{key: fields[key] for key in JSON_FIELDS})
+        answers = _answer_questions(paths, targets, rows, options)
         _print_results(out, rows, multiple=len(targets) > 1, by=options.by)
         for target in targets:
             # such evaluations are in no report
@@ -144,7 +147,14 @@ def evaluate(
                 f"saved in {target.output_folder.evaluations}"
                 + (f"; see {target.output_folder.report_path}" if in_report else "")
             )
-        out.emit("done", evaluations=len(rows), runs=[target.output_folder.path for target in targets])
+        out.print("", *(bold(answer.text) for answer in answers))
+        out.print(*filter(None, [summarize_advice(answers)]))
+        out.emit(
+            "done",
+            evaluations=len(rows),
+            runs=[target.output_folder.path for target in targets],
+            answers=[asdict(answer) for answer in answers],
+        )
 
 
 def evaluate_suite(
@@ -182,12 +192,41 @@ def _print_results(out: Output, rows: Sequence[Mapping[str, Any]], multiple: boo
     """
     from marft.evaluation.metric_tables import build_cohort_table, build_metric_table
 
+    # before and after training side by side
+    modes = list(dict.fromkeys(row["mode"] for row in rows))
+    rows = sorted(rows, key=lambda row: (row["number"], modes.index(row["mode"])))
     out.print(evaluation_table(rows, targets=multiple), "")
-    if any(row["passes"] for row in rows):
-        out.print(pass_at_k_table(rows, targets=multiple), "")
     out.print(build_metric_table(rows, targets=multiple))
     if by:
-        out.print("", build_cohort_table(rows, by))
+        out.print("", build_cohort_table(rows, by, targets=multiple))
+    out.print("")
+
+
+def _answer_questions(
+    paths: Sequence[Path],
+    targets: Sequence[EvaluationTarget],
+    rows: Sequence[Mapping[str, Any]],
+    options: EvaluationOptions,
+) -> list[Answer]:
+    """Return for each target whether training helped, and whether messages matter if they were shuffled."""
+    from marft.evaluation.answers import EvaluatedTarget, answer_questions
+    from marft.evaluation.column_tables import short_names
+
+    names = short_names([str(path) for path in paths]) if len(paths) > 1 else [""]
+    answers: list[Answer] = []
+    for number, (path, target, name) in enumerate(zip(paths, targets, names, strict=True)):
+        evaluations = [row for row in rows if row["number"] == number]
+        requested = options.tasks or target.run.evaluation.tasks
+        # fewer tasks than requested: the environment has no more
+        played = min((row["tasks"] + row["failed"] for row in evaluations), default=0)
+        has_more_tasks = options.scenarios is None and played >= requested
+        evaluated = EvaluatedTarget(name, str(path), _target_kind(path, target), evaluations, has_more_tasks)
+        answers += answer_questions(evaluated)
+    return answers
+
+
+def _target_kind(path: Path, target: EvaluationTarget) -> TargetKind:
+    return "run" if target.folder else "export" if path.is_dir() else "recipe"
 
 
 def resolve_target(path: Path, overrides: Sequence[str], options: EvaluationOptions) -> EvaluationTarget:

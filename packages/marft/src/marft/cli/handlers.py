@@ -22,7 +22,7 @@ from marft.common.texts import single_line
 from marft.config import RunSettings, load_recipe, to_toml
 from marft.config.run import check_packages, check_trainable
 from marft.config.secrets import redacted
-from marft.evaluation.checkpoint_results import build_comparison_tables, describe_unevaluated
+from marft.evaluation.checkpoint_results import build_comparison_table, describe_unevaluated
 from marft.evaluation.evaluate import ProgressCallback
 from marft.inference.subprocess_engine.python_environment import install as make_environment
 from marft.runs.run_folder import RunFolder, resolve_start
@@ -40,6 +40,7 @@ def train(
     overwrite: bool,
     output_mode: OutputMode = "",
     resume_or_start: bool = False,
+    fail_if_unlearned: bool = False,
 ) -> None:
     """``marft train``.
 
@@ -52,35 +53,29 @@ def train(
         overwrite: replace an existing run of the same name.
         output_mode: output mode.
         resume_or_start: resume the run if it exists, else start it.
+        fail_if_unlearned: exit with status 1 if no step had a learning signal.
 
     Raises:
         UserError: the recipe, the folder or the combination of options is invalid.
-        SystemExit: training was interrupted after a save; the status keeps a command after ``&&`` from starting.
+        SystemExit: training was interrupted after a save, so that a command after ``&&`` does not start; or nothing was
+            learned, with ``fail_if_unlearned``.
     """
     run, folder = _load_run(recipe, overrides)
     check_trainable(run)
     check_packages(run)
     if dry_run:
-        from marft.cli.dry_run import check_setup
-
-        summary = check_setup(run)
-        console.print(to_toml(run))
-        for sentence in summary:  # printed last, because earlier output scrolls away
-            console.print(f"# {sentence}", soft_wrap=True)
+        _print_setup(run)
         return
     if folder is None:
         folder = RunFolder(Path(run.output) / run.name)
     if resume_or_start:
-        if resume or overwrite:
-            raise UserError(
-                f"--resume-or-start goes on where there is a run, and {'--resume' if resume else '--overwrite'} says "
-                "otherwise; give one of them"
-            )
+        _check_resume_or_start(resume, overwrite)
         resume, start_from, overwrite = resolve_start(folder, start_from)
     folder.check_usable(resume, overwrite)
     set_run_folder(folder.path)
     silence_transformers()
     from marft.evaluation.report import write_report
+    from marft.trainer.learning_check import NO_DIFFERENCE, USUAL_CAUSES, had_learning_signal
     from marft.trainer.train import train as run_training
 
     roles, steps = [agent.role for agent in run.agents], run.training.steps
@@ -91,7 +86,16 @@ def train(
             )
         write_report(folder)
         stopped = state.step < steps
-        out.emit("done", step=state.step, steps=steps, stopped=stopped, run=folder.path, report=folder.report_path)
+        learned = had_learning_signal(folder.read_metrics())
+        out.emit(
+            "done",
+            step=state.step,
+            steps=steps,
+            stopped=stopped,
+            learned=learned,
+            run=folder.path,
+            report=folder.report_path,
+        )
         if stopped:
             out.print(f"stopped after step {state.step}. Go on with:  marft train {folder.path} --resume")
             raise SystemExit(INTERRUPTED)
@@ -99,6 +103,33 @@ def train(
             out.print(f"all {state.step} steps were trained before; for more:  --training.steps {2 * state.step}")
             return
         out.print(f"trained {state.step} steps. See {folder.report_path}, or:  marft eval {folder.path}")
+        if not learned:
+            out.print(f"nothing was learned: at every step, {NO_DIFFERENCE}. {USUAL_CAUSES}")
+            if fail_if_unlearned:
+                raise SystemExit(1)
+
+
+def _print_setup(run: RunSettings) -> None:
+    """Check a run without training, and print its resolved recipe with a summary."""
+    from marft.cli.dry_run import check_setup
+
+    summary = check_setup(run)
+    console.print(to_toml(run))
+    for sentence in summary:  # printed last, because earlier output scrolls away
+        console.print(f"# {sentence}", soft_wrap=True)
+
+
+def _check_resume_or_start(resume: bool, overwrite: bool) -> None:
+    """Check that ``--resume-or-start`` is the only option of its kind.
+
+    Raises:
+        UserError: another option contradicts it.
+    """
+    if resume or overwrite:
+        raise UserError(
+            f"--resume-or-start goes on where there is a run, and {'--resume' if resume else '--overwrite'} says "
+            "otherwise; give one of them"
+        )
 
 
 def play(
@@ -157,8 +188,12 @@ def compare(
 ) -> bool:
     """``marft compare``: return True if no gate failed."""
     if not (gates or by or junit or markdown or after_as):
-        for table in build_comparison_tables([RunFolder.open(path) for path in paths], other_tools):
-            console.print(table)
+        from marft.evaluation.shared_tasks import describe_different_tasks
+
+        folders = [RunFolder.open(path) for path in paths]
+        console.print(build_comparison_table(folders, other_tools))
+        if difference := describe_different_tasks(folders):
+            console.print("", Text(difference, style="bold"), sep="\n", soft_wrap=True)
         return True
     from marft.evaluation.comparison import compare_evaluations
     from marft.evaluation.metric_changes import build_changes_table
@@ -192,7 +227,7 @@ def report(path: Path, against: Sequence[Path]) -> None:
     write_report(folder, other_folders)
     for problem in describe_unevaluated(other_folders):
         console.print(f"not shown: {problem}", soft_wrap=True)
-    console.print(f"wrote {folder.report_path}")
+    console.print(f"wrote {folder.report_path}", soft_wrap=True)
 
 
 def silence_transformers() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import warnings
 from io import TextIOWrapper
 
 import marft.cli.search_path  # noqa: F401 (before all other libraries)
@@ -14,12 +15,15 @@ from marft.common.texts import sanitize
 
 expand_command_paths(app)
 
+INSTALLED_FILES = r".*[/\\](?:site|dist)-packages[/\\]"  # pattern for the paths of installed packages
+
 
 def command() -> None:
     """Run the console entry point; the process ends with the command."""
     from marft.cli.shutdown import limit_exit_time
     from marft.cli.streams import safe_streams
 
+    hide_syntax_warnings_of_packages()
     with limit_exit_time(), safe_streams(sys.argv[1:]):
         main()
 
@@ -40,6 +44,15 @@ def main() -> None:
     words = [word for word in sys.argv[1:] if word != DEBUG_FLAG]
     with resend_dropped(), receive_logs(_print_record), report_errors(debug=DEBUG_FLAG in sys.argv):
         app(words, prog_name="marft")
+
+
+def hide_syntax_warnings_of_packages() -> None:
+    """Hide the ``SyntaxWarning`` of installed packages, which Python prints when it first compiles them.
+
+    Warnings about other files stay visible. Python's own options (``-W``, ``PYTHONWARNINGS``) take precedence.
+    """
+    if not sys.warnoptions:
+        warnings.filterwarnings("ignore", category=SyntaxWarning, module=INSTALLED_FILES)
 
 
 def _print_record(text: str) -> None:

@@ -28,7 +28,7 @@ from marft.config.secrets import redacted
 
 SCHEMA_VERSION = 1  # incremented when a key is removed or changes its meaning
 
-OutputMode = Literal["", "quiet", "json"]
+OutputMode = Literal["", "quiet", "json", "verbose"]
 
 
 class JsonLinesWriter:
@@ -130,15 +130,17 @@ class JsonCallback(InterruptibleCallback):
         self._lines.write("note", step=self._step, text=text)
 
 
-def output_mode(quiet: bool, as_json: bool) -> OutputMode:
+def output_mode(quiet: bool, as_json: bool, verbose: bool = False) -> OutputMode:
     """Return the output mode.
 
     Raises:
-        UserError: both modes are requested.
+        UserError: more than one mode is requested.
     """
-    if quiet and as_json:
-        raise UserError("--quiet is for people and --json for programs; give one of them")
-    return "quiet" if quiet else "json" if as_json else ""
+    modes: dict[OutputMode, bool] = {"quiet": quiet, "json": as_json, "verbose": verbose}
+    requested = [mode for mode, is_requested in modes.items() if is_requested]
+    if len(requested) > 1:
+        raise UserError(f"--{requested[0]} and --{requested[1]} exclude each other; use one of them")
+    return requested[0] if requested else ""
 
 
 class Output:
@@ -169,7 +171,9 @@ class Output:
         """Return the callback for a run in this output mode."""
         if self._lines is not None:
             return JsonCallback(self._lines, folder, roles)
-        return QuietCallback() if self.mode == "quiet" else TerminalCallback(roles, sample_interval, label)
+        if self.mode == "quiet":
+            return QuietCallback()
+        return TerminalCallback(roles, sample_interval, label, verbose=self.mode == "verbose")
 
 
 @contextmanager

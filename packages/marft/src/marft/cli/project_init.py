@@ -6,6 +6,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ from rich.prompt import Prompt
 from marft.cli.console import bold, wide_console
 from marft.cli.template.files import (
     DATA_FILE,
+    RECIPE_FILE,
     TEAM_FILES,
     TEAM_TEMPLATES,
     TINY_MODEL,
@@ -24,28 +26,46 @@ from marft.cli.template.files import (
     next_commands,
     write_template,
 )
-from marft.cli.template.tables import TableInfo, columns_of, generate_sums, guess_columns, inspect_table
+from marft.cli.template.tables import SUM_TASK, TableInfo, columns_of, generate_sums, guess_columns, inspect_table
 from marft.common.errors import UserError
 from marft.common.packages import missing_extra
+from marft.common.texts import single_line
+from marft.config.interfaces.environment import Split
 from marft.config.plugins import load_registered, plugin_names
 from marft.config.settings import did_you_mean
 
 T = TypeVar("T")
 TEAM_KIND = "team"  # the kind that the core writes
+MIN_TEST_ROWS = 20  # a test split with fewer rows gives a warning
 
 
-def init_team(
-    folder: Path, data: str | None, question: str, answer: str | None, model: str, team: str, use_defaults: bool
-) -> None:
-    """``marft init``.
+@dataclass(frozen=True, slots=True)
+class TeamOptions:
+    """Options of ``marft init`` that apply to a team only.
 
     Args:
-        folder: folder to create.
         data: table file; "" for generated rows; None if not chosen.
+        task: the task of the table in one sentence; "" if not chosen.
         question: column with the questions; "" if not chosen.
         answer: column with the correct answers; "" for none; None if not chosen.
         model: model name; "" if not chosen.
         team: shape of the team; "" if not chosen.
+    """
+
+    data: str | None = None
+    task: str = ""
+    question: str = ""
+    answer: str | None = None
+    model: str = ""
+    team: str = ""
+
+
+def init_team(folder: Path, options: TeamOptions, use_defaults: bool) -> None:
+    """``marft init``.
+
+    Args:
+        folder: folder to create.
+        options: chosen options.
         use_defaults: ask no questions and use defaults.
 
     Raises:
@@ -55,31 +75,47 @@ def init_team(
     prompt_console = None if use_defaults or not (sys.stdin.isatty() and sys.stdout.isatty()) else console
     check_free(folder, TEAM_FILES)
     rows = generate_sums()
-
-    def look(path: str) -> TableInfo:
-        return _inspect_table(prompt_console, Path(path), question, answer) if path else _generated_table(rows)
-
-    if data is None:
-        text = "A table of your own (CSV, JSONL, Parquet); empty for a few invented rows"
-        data, table = _ask_until(prompt_console, text, "", look)
+    data, table = _choose_table(prompt_console, options, rows)
+    if options.model:
+        model = _check_model(options.model)
     else:
-        table = look(data)
-    if model:
-        model = _check_model(model)
-    else:
-        text = "A model: tiny (bundled, knows sums alone), a folder, or a Hugging Face id"
+        text = "Model: tiny (bundled, knows only sums), a folder, or a Hugging Face id"
         _, model = _ask_until(prompt_console, text, TINY_MODEL, _check_model)
+    team = options.team
     if not team:
         shapes = "; ".join(f"{name}: {shape.description}" for name, shape in TEAM_TEMPLATES.items())
-        team = _ask(prompt_console, f"A team ({shapes})", next(iter(TEAM_TEMPLATES)), list(TEAM_TEMPLATES))
+        team = _ask(prompt_console, f"Team ({shapes})", next(iter(TEAM_TEMPLATES)), list(TEAM_TEMPLATES))
     if team not in TEAM_TEMPLATES:
         raise UserError(f"--team: no shape is called {team!r}{did_you_mean(team, TEAM_TEMPLATES)}")
-    plan = TemplatePlan(folder, table, Path(data) if data else None, model, team)
+    plan = TemplatePlan(folder, table, data, model, team)
     names = write_template(plan, rows)
     console.print(f"wrote {', '.join(names)} in {folder}", soft_wrap=True)
-    for note in _plan_notes(plan):
-        console.print(note, style="yellow", soft_wrap=True)
+    console.print(_describe_data(plan), soft_wrap=True)
+    for warning in _plan_warnings(plan):
+        console.print(warning, style="yellow", soft_wrap=True)
     _print_next(console, folder, next_commands())
+
+
+def _choose_table(console: Console | None, options: TeamOptions, rows: str) -> tuple[Path | None, TableInfo]:
+    """Return the path of the table, None for generated rows, and the table's properties.
+
+    Raises:
+        UserError: the table cannot be used, or there is a task without a table.
+    """
+
+    def look(path: str) -> TableInfo:
+        if path:
+            return _inspect_table(console, Path(path), options)
+        if options.task:
+            raise UserError("--task describes a table of your own; name the table (--data)")
+        return _generated_table(rows)
+
+    if options.data is None:
+        text = "Path of your table (CSV, JSONL or Parquet); empty: 60 generated sums"
+        data, table = _ask_until(console, text, "", look)
+    else:
+        data, table = options.data, look(options.data)
+    return Path(data) if data else None, table
 
 
 def check_kind(kind: str) -> str:
@@ -94,7 +130,7 @@ def check_kind(kind: str) -> str:
     return kind
 
 
-def init_kind(kind: str, folder: Path | None, team_options: Sequence[str | None]) -> None:
+def init_kind(kind: str, folder: Path | None, team_options: TeamOptions) -> None:
     """Run ``marft init`` with a ``--kind`` that an installed package adds.
 
     Args:
@@ -104,8 +140,10 @@ def init_kind(kind: str, folder: Path | None, team_options: Sequence[str | None]
     Raises:
         UserError: one of these options is given, a file would be overwritten, or the folder's name does not fit.
     """
-    if any(team_options):
-        raise UserError(f"--data, --question, --answer, --model and --team are for a team: leave out --kind {kind}")
+    if team_options != TeamOptions():
+        raise UserError(
+            f"--data, --task, --question, --answer, --model and --team are for a team: leave out --kind {kind}"
+        )
     console = wide_console()
     result: TemplateResult = load_registered("starters", kind)(folder)
     console.print(f"wrote {', '.join(result.files)} in {result.folder}", soft_wrap=True)
@@ -141,17 +179,22 @@ def _ask_until(console: Console | None, question: str, default: str, parse: Call
             console.print(str(error), style="red", soft_wrap=True)
 
 
-def _inspect_table(prompt_console: Console | None, path: Path, question: str, answer: str | None) -> TableInfo:
-    columns = columns_of(path)
+def _inspect_table(prompt_console: Console | None, path: Path, options: TeamOptions) -> TableInfo:
+    columns, question, answer = columns_of(path), options.question, options.answer
     guesses = guess_columns([column for column in columns if column != answer] or columns)
     if prompt_console and len(columns) > 1:
-        question = question or _ask(prompt_console, "The column with the questions", guesses[0], columns)
+        question = question or _ask(prompt_console, "Column with the questions", guesses[0], columns)
         if answer is None:
             remaining = [column for column in columns if column != question]
             answer = _ask(
-                prompt_console, "The column with the right answers", guess_columns([question, *remaining])[1], remaining
+                prompt_console, "Column with the right answers", guess_columns([question, *remaining])[1], remaining
             )
-    return inspect_table(path, question, answer)
+    table = inspect_table(path, question, answer, options.task)
+    if prompt_console and not options.task:
+        default = SUM_TASK if table.is_sums else ""
+        task = _ask(prompt_console, "The task in one sentence, for the agents' prompt", default)
+        table = inspect_table(path, table.question, table.answer, task)
+    return table
 
 
 def _generated_table(rows: str) -> TableInfo:
@@ -175,14 +218,31 @@ def _check_model(name: str) -> str:
     return name
 
 
-def _plan_notes(plan: TemplatePlan) -> list[str]:
-    notes = []
-    if plan.model == TINY_MODEL and not plan.table.is_sums:
-        notes.append(
-            "The bundled model has seen sums of small numbers alone: on other tasks it shows that everything runs, and "
-            "learns little. For real work name another (--model)."
+def _describe_data(plan: TemplatePlan) -> str:
+    """Return the columns of a table, and the sizes of the splits."""
+    table = plan.table
+    answers = f"answers {table.answer!r}" if table.answer else "no column of right answers"
+    columns = f": questions {single_line(table.question)!r}, {answers}" if plan.data else ""
+    splits: Sequence[Split] = ("train", "validation", "test")
+    sizes = ", ".join(f"{table.split_sizes.get(split, 0)} {split}" for split in splits)
+    return f"{table.rows} rows{columns}. Splits: {sizes}."
+
+
+def _plan_warnings(plan: TemplatePlan) -> list[str]:
+    warnings, table = [], plan.table
+    test_rows = table.split_sizes["test"]
+    if plan.data and test_rows < MIN_TEST_ROWS:
+        warnings.append(
+            f"Only {test_rows} held-out test rows: each counts {100 / test_rows:.0f} % of the result. Use at least "
+            f"{MIN_TEST_ROWS}: add rows, or raise test in split_fractions of {RECIPE_FILE}."
         )
-    if plan.data is not None:
-        answers = f"answers {plan.table.answer!r}" if plan.table.answer else "no column of right answers"
-        notes.append(f"{plan.table.rows} rows: questions {plan.table.question!r}, {answers}.")
-    return notes
+    if plan.data and not table.prompt:
+        warnings.append(
+            f"The agents read only the column {single_line(table.question)!r}. State the task in one sentence (--task)."
+        )
+    if plan.model == TINY_MODEL and (not table.is_sums or table.task):
+        warnings.append(
+            "The bundled model knows only sums of small numbers, in one wording. On other tasks it only shows that "
+            "everything runs. For real work, choose another model (--model)."
+        )
+    return warnings

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from types import FrameType
-from typing import Self
+from typing import NamedTuple, Self
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
@@ -30,33 +30,49 @@ CURVE_METRICS = (("sft/loss", "reward"), ("sft/held_out_loss", "accuracy"))  # t
 MAX_BAR_WIDTH, MAX_CURVE_WIDTH = 24, 48  # maximum widths in columns
 STOP_MESSAGE = "stopping after this step; Ctrl-C again to stop at once"
 
-TEAM_METRICS = (
-    "sft/loss", "sft/held_out_loss",
-    "reward", "reward_std", "accuracy", "success_unknown", "validation_accuracy", "validation_reward", "policy_loss",
-    "critic/loss", "critic/explained_variance", "zero_advantage_fraction", "kl_stops", "episodes_dropped",
-    "workers_lost", "tasks_excluded", "ranks_lost", "engine_restarts",
-    "truncated_tokens", "skipped_updates", "reverted_steps", "remote_cost", "judge/cost", "episodes_per_second",
-    "async/learner_idle_seconds", "seconds",
+
+class Column(NamedTuple):
+    """One column of the step table: a metric of the catalog, or ``tokens_per_second`` of the whole step."""
+
+    metric: str
+    heading: str
+
+
+TRAINING_COLUMNS = (
+    Column("reward", "reward"),
+    Column("accuracy", "accuracy"),
+    Column("policy_loss", "policy loss"),
+    Column("zero_advantage_fraction", "zero adv."),
+    Column("tokens_per_second", "tokens/s"),
+    Column("seconds", "seconds"),
+)  # 74 columns wide, with the step
+WIDE_COLUMNS = (Column("entropy", "entropy"), Column("kl", "KL"))  # shown if the terminal has 100 columns
+WIDE = 100  # columns
+SFT_COLUMNS = (Column("sft/loss", "loss"), Column("sft/held_out_loss", "held-out loss"), Column("seconds", "seconds"))
+MIN_COLUMN_WIDTH, COLUMN_GAP = 8, 2
+MISSING = "–"  # cell without a value
+MIN_EXPONENT = -4  # smaller numbers are written with an exponent
+HEADING_INTERVAL = 25  # steps between two lines of headings
+TRAINING_LEGEND = "zero adv.: actions without a learning signal; --verbose shows agents and more"
+EVENT_METRICS = (
+    "validation_accuracy", "validation_reward", "success_unknown", "kl_stops", "episodes_dropped", "workers_lost",
+    "tasks_excluded", "ranks_lost", "engine_restarts", "truncated_tokens", "skipped_updates", "reverted_steps",
+    "remote_cost", "judge/cost",
+)  # fmt: skip
+VERBOSE_METRICS = (
+    "reward_std", "critic/loss", "critic/explained_variance", "gradient_norm", "episodes_per_second",
+    "async/learner_idle_seconds",
 )  # fmt: skip
 AGENT_METRICS = (
     "sft/loss", "sft/held_out_loss", "action_length", "entropy", "kl", "clip_fraction", "gradient_share",
     "truncation_rate", "policy_lag",
 )  # fmt: skip
-DROPPABLE_METRICS = (
-    "policy_loss",
-    "critic/loss",
-    "zero_advantage_fraction",
-    "episodes_per_second",
-    "critic/explained_variance",
-    "reward_std",
-)  # metrics dropped first if the line is too wide
 MAX_LINE_WIDTH = 100  # maximum width of an agent's line, in columns
 ROLE_WIDTHS = (12, 16)  # minimum and maximum width of a role, in columns
 GUARD_PREFIX = "guards/"
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 ETA_WINDOW = 20  # steps for the estimate of a step's duration
-MIN_ETA_STEPS = 3  # steps before the estimate is reliable
 
 MAX_TASK_LENGTH, MAX_REPLY_LENGTH = 160, 400  # maximum lengths in characters
 
@@ -120,18 +136,22 @@ class QuietCallback(InterruptibleCallback):
 
 
 class TerminalCallback(InterruptibleCallback):
-    """Callback that prints every step, with a progress display on terminals."""
+    """Callback that prints one line per step, with a progress display on terminals."""
 
-    def __init__(self, roles: Sequence[str], sample_interval: int = 0, label: str = "training") -> None:
+    def __init__(
+        self, roles: Sequence[str], sample_interval: int = 0, label: str = "training", verbose: bool = False
+    ) -> None:
         """Create the display.
 
         Args:
-            roles: roles of the team, one line each.
+            roles: roles of the team, one line each if ``verbose``.
             sample_interval: steps between sample episodes; 0: none.
             label: label of the progress bar.
+            verbose: print more metrics of each step, and a line per agent.
         """
-        self.roles, self.sample_interval = roles, sample_interval
-        self._lines = AgentLineFormatter(roles)
+        self.roles, self.sample_interval, self.verbose = roles, sample_interval, verbose
+        self._agent_lines = AgentLineFormatter(roles)
+        self._table = StepTable()
         self._sample: Episode | None = None
         self._dropped_episodes: list[Episode] = []
         self._guards: list[tuple[str, str]] = []
@@ -151,6 +171,7 @@ class TerminalCallback(InterruptibleCallback):
     def on_train_start(self, completed_steps: int, steps: int) -> None:
         """Start the progress display."""
         super().on_train_start(completed_steps, steps)
+        self._table.steps = steps
         self.progress.start(completed_steps, steps)
 
     def on_episode(self, episode: Episode) -> None:
@@ -165,14 +186,13 @@ class TerminalCallback(InterruptibleCallback):
         """Print the step's lines."""
         self.progress.end_step(step, metrics)
         width = self.console.width if self.console.is_terminal else FILE_WIDTH
-        number = f"step {step:4d}"
-        text = format_team_line(metrics, width - len(number) - 2)
-        self._print(Text.assemble((number, "bold"), f"  {text}"))
+        for line in self._table.lines(step, metrics, width, self.verbose):
+            self._print(line)
         for name, sentence in self._guards:
             self._print(Text(f"  {'guard ' + name:>12}  {sentence}", style="red"))
         self._guards.clear()
-        for role in self.roles:
-            self._print(Text(self._lines.format_line(role, metrics, width), style="dim"))
+        for role in self.roles if self.verbose else ():
+            self._print(Text(self._agent_lines.format_line(role, metrics, width), style="dim"))
         for reason, times in count_failure_reasons(self._dropped_episodes)[:MAX_REASONS]:
             self._print(Text(f"  {'dropped':>12}  {times} × {reason}", style="red"))
         self._dropped_episodes.clear()
@@ -191,6 +211,79 @@ class TerminalCallback(InterruptibleCallback):
 
     def _print(self, text: Text) -> None:
         self.console.print(text, soft_wrap=True)
+
+
+class StepTable:
+    """Table with one row per step and fixed columns. Legend and headings come before the first row."""
+
+    def __init__(self) -> None:
+        self.steps = 0  # last step of the run; 0: unknown
+        self._columns: tuple[Column, ...] = ()
+        self._rows = 0
+
+    def lines(self, step: int, metrics: Mapping[str, float], width: int, verbose: bool = False) -> Iterator[Text]:
+        """Yield the step's row, after headings where they are due, and its events.
+
+        Args:
+            step: step number, counted from 1.
+            metrics: metrics of the step.
+            width: columns of the terminal.
+            verbose: also yield a line with further metrics.
+        """
+        if not self._columns:
+            wide = WIDE_COLUMNS if width >= WIDE else ()
+            self._columns = (
+                SFT_COLUMNS if "sft/loss" in metrics else (*TRAINING_COLUMNS[:-2], *wide, *TRAINING_COLUMNS[-2:])
+            )
+            if self._columns is not SFT_COLUMNS and not verbose:
+                yield Text(TRAINING_LEGEND, style="dim")
+        first = f"step {step}/{self.steps}" if self.steps else f"step {step}"
+        first_width = len("step /") + 2 * len(str(self.steps or step))
+        if self._rows % HEADING_INTERVAL == 0:
+            headings = [_align(column.heading, column) for column in self._columns]
+            yield Text(" " * first_width + "".join(headings), style="dim")
+        self._rows += 1
+        cells = [_align(_format_cell(column.metric, metrics), column) for column in self._columns]
+        yield Text.assemble((f"{first:<{first_width}}", "bold"), "".join(cells))
+        raised = [f"guard {name.removeprefix(GUARD_PREFIX)}" for name in metrics if _is_raised(name)]
+        events = "  ".join(filter(None, [format_line(metrics, EVENT_METRICS), *raised]))
+        if events:
+            yield Text(f"  {events}", style="yellow")
+        if verbose and (further := format_line(metrics, VERBOSE_METRICS)):
+            yield Text(f"  {further}", style="dim")
+
+
+def _align(text: str, column: Column) -> str:
+    return " " * COLUMN_GAP + f"{text:>{max(MIN_COLUMN_WIDTH, len(column.heading))}}"
+
+
+def _format_cell(metric: str, metrics: Mapping[str, float]) -> str:
+    if metric == "tokens_per_second":
+        return two_digits(_tokens_per_second(metrics))
+    value = metrics.get(metric, math.nan)
+    if metric == "zero_advantage_fraction":
+        return MISSING if math.isnan(value) else f"{100 * value:.0f} %"
+    return two_digits(value)
+
+
+def _tokens_per_second(metrics: Mapping[str, float]) -> float:
+    """Return the sampled tokens per second of the whole step; NaN if unknown."""
+    sampled, seconds = metrics.get("actions", math.nan) * metrics.get("action_length", math.nan), metrics.get("seconds")
+    return sampled / seconds if seconds else math.nan
+
+
+def two_digits(value: float) -> str:
+    """Return a number with two significant digits at least; whole numbers keep their digits.
+
+    >>> [two_digits(value) for value in (0.30, -0.000123, 1.0, 44.4, 2802.4, 0.0, 0.00000012, math.nan)]
+    ['0.30', '-0.00012', '1.0', '44', '2802', '0', '1.2e-07', '–']
+    """
+    if math.isnan(value):
+        return MISSING
+    if value == 0 or math.isinf(value):
+        return f"{value:g}"
+    exponent = int(f"{value:.1e}".partition("e")[2])
+    return f"{value:.1e}" if exponent < MIN_EXPONENT else f"{value:.{max(0, 1 - exponent)}f}"
 
 
 class ProgressDisplay:
@@ -279,18 +372,6 @@ def format_metric(metrics: Mapping[str, float], name: str, prefix: str = "") -> 
         "async/learner_idle_seconds": f"{metric.label} {text} s",
         "seconds": f"{text} s",
     }.get(name, f"{metric.label} {text}")
-
-
-def format_team_line(metrics: Mapping[str, float], width: int) -> str:
-    """Return the team's line with raised guards, without its least important metrics if wider than ``width``."""
-    raised = [f"guard {name.removeprefix(GUARD_PREFIX)}" for name in metrics if _is_raised(name)]
-    names = list(TEAM_METRICS)
-    for least in ("", *DROPPABLE_METRICS):
-        names = [name for name in names if name != least]
-        text = "  ".join(filter(None, [format_line(metrics, names), *raised]))
-        if len(text) <= width:
-            break
-    return text
 
 
 class AgentLineFormatter:
@@ -386,12 +467,10 @@ class TimeEstimate:
         >>> eta.update(0.0); eta.format(9, 1.0)
         'first step'
         >>> eta.update(60.0); eta.format(9, 60.0)
-        'perhaps 9:00 left'
+        '~9:00 left'
         """
-        seconds, steps = self.remaining_seconds(steps_left, timestamp), len(self._end_times) - 1
-        if math.isnan(seconds):
-            return "first step"
-        return f"{'' if steps >= MIN_ETA_STEPS else 'perhaps '}{format_duration(seconds)} left"
+        seconds = self.remaining_seconds(steps_left, timestamp)
+        return "first step" if math.isnan(seconds) else f"~{format_duration(seconds)} left"
 
 
 def format_duration(seconds: float) -> str:

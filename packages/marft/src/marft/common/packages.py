@@ -24,11 +24,11 @@ CORE = "marft"  # its distribution
 
 
 class PackageIndex(NamedTuple):
-    """The contents of ``packages.json``."""
+    """Distributions, and the extra that brings each plugin: the contents of ``packages.json``."""
 
-    packages: Mapping[str, str]  # import name of each distribution of this project
+    import_names: Mapping[str, str]  # import name of each distribution of this project
     extras: Mapping[str, list[str]]  # the distributions that each extra of ``marft[…]`` installs, with their own extras
-    names: Mapping[str, Mapping[str, str]]  # kind of entry point → name → extra
+    plugin_extras: Mapping[str, Mapping[str, str]]  # kind of entry point → name → extra
 
 
 @cache
@@ -43,7 +43,7 @@ def extra_for(kind: str, name: str) -> str:
     >>> extra_for("commands", "serve"), extra_for("sections", "dyna"), extra_for("sections", "model")
     ('serve', 'lab', '')
     """
-    return package_index().names.get(kind, {}).get(name, "")
+    return package_index().plugin_extras.get(kind, {}).get(name, "")
 
 
 def missing_extra(kind: str, name: str) -> str:
@@ -55,7 +55,7 @@ def missing_extra(kind: str, name: str) -> str:
 @lru_cache(maxsize=512)  # reading a distribution's metadata takes milliseconds
 def version_problem(point: EntryPoint) -> str:
     """Return why an entry point of a satellite does not fit this version of the core; "" where it fits."""
-    if point.dist is None or point.dist.metadata["Name"] not in package_index().packages:
+    if point.dist is None or point.dist.metadata["Name"] not in package_index().import_names:
         return ""
     name, version = point.dist.metadata["Name"], point.dist.version
     if version == __version__:
@@ -117,7 +117,7 @@ def _entry_points_by_name(group: str, path: tuple[str, ...]) -> Mapping[str, Ent
 
 
 def _is_first_party(point: EntryPoint) -> bool:
-    return point.dist is not None and point.dist.metadata["Name"] in package_index().packages
+    return point.dist is not None and point.dist.metadata["Name"] in package_index().import_names
 
 
 def is_first_party(module: str) -> bool:
@@ -126,13 +126,13 @@ def is_first_party(module: str) -> bool:
     >>> [is_first_party(module) for module in ("marft.common.types", "marft", "marftish.types", "my_team")]
     [True, True, False, False]
     """
-    return module.partition(".")[0] in package_index().packages.values()
+    return module.partition(".")[0] in package_index().import_names.values()
 
 
 @cache
 def first_party_folders() -> tuple[Path, ...]:
     """Return the folders of this project's installed packages."""
-    specs = [spec for spec in map(find_spec, sorted(package_index().packages.values())) if spec]
+    specs = [spec for spec in map(find_spec, sorted(package_index().import_names.values())) if spec]
     return tuple(Path(folder) for spec in specs for folder in spec.submodule_search_locations or ())
 
 

@@ -167,7 +167,9 @@ class _RecipeFolderFinder(MetaPathFinder):
         """
         caller = _importing_frame(sys._getframe(1)) if path is None else None
         roots = _visible_roots(caller) if caller is not None else ()
-        spec = next((spec for root in roots if (spec := root.make_spec(fullname))), None)
+        specs = [spec for root in roots if (spec := root.make_spec(fullname))]
+        namespace = next(iter(specs), None)  # a folder without __init__.py must not hide a package
+        spec = next((spec for spec in specs if spec.loader), namespace)
         if spec is None and caller is not None and not _is_spec_lookup(sys._getframe(1)):
             _reject_detached(fullname, caller)
         return spec
@@ -265,8 +267,8 @@ def export_root(export: Path, folder: Path, hashes: Mapping[str, str]) -> Module
     )
 
 
-def find_export(folder: Path) -> Path | None:
-    """Return the export at or above a folder; None if there is no export."""
+def enclosing_export(folder: Path) -> Path | None:
+    """Return the exported team's folder that contains this folder, or is it; None outside exports."""
     return next(filter(is_export, (folder, *folder.parents)), None)
 
 
@@ -284,7 +286,7 @@ def verify_export_folder(folder: Path) -> None:
         UserError: a file is not listed in the manifest, or has changed.
     """
     folder = folder.resolve()
-    export = find_export(folder)
+    export = enclosing_export(folder)
     if export is None or not verified_folders.isdisjoint((folder, *folder.parents)):
         return
     listed = _read_digests(export)
@@ -299,7 +301,7 @@ def verify_export_folder(folder: Path) -> None:
 
 def subprocess_env(folder: str) -> dict[str, str]:
     """Return environment variables for a program with this working folder: no bytecode in exports."""
-    return {"PYTHONDONTWRITEBYTECODE": "1"} if folder and find_export(Path(folder)) else {}
+    return {"PYTHONDONTWRITEBYTECODE": "1"} if folder and enclosing_export(Path(folder)) else {}
 
 
 def warn_once(text: str) -> None:
@@ -340,13 +342,13 @@ def _search_roots(name: str, folder: str) -> Sequence[ModuleRoot]:
     """Return the roots to search for a module. The working folder never overrides modules listed in an export."""
     roots = [root for root in _roots if not folder or Path(folder) in root.folders]
     working_folder = Path.cwd()
-    if find_export(working_folder) or any(root.digests is not None and root.make_spec(name) for root in roots):
+    if enclosing_export(working_folder) or any(root.digests is not None and root.make_spec(name) for root in roots):
         return roots
     return [_folder_root(working_folder), *roots]
 
 
 def _folder_root(folder: Path) -> ModuleRoot:
-    export = find_export(folder)
+    export = enclosing_export(folder)
     if export is not None:
         return export_root(export, folder, _read_digests(export))
     project = (folder / SOURCE_FOLDER).is_dir() and (folder / PROJECT_FILE).is_file()

@@ -28,17 +28,15 @@ class SamplingSettings(Settings):
     temperature: Annotated[float, Field(ge=0, le=100)] = Field(
         default=1.0, description="sampling temperature; 0: greedy"
     )
-    max_new_tokens: Count = Field(default=512, description="maximum tokens of one action, summed over all its turns")
+    max_new_tokens: Count = Field(default=512, description="maximum tokens per action, summed over turns")
     top_p: Annotated[float, Field(gt=0, le=1)] = Field(
         default=1.0, description="nucleus sampling: probability mass of the sampled tokens; 1: off"
     )
     top_k: NonNegativeCount = Field(default=0, description="number of most likely tokens to sample from; 0: off")
     stop: Strings = Field(default=(), description="stop strings that end an action")
-    json_schema: PlainTable = Field(
-        default={}, description="JSON schema that each turn must match; excludes regex and grammar"
-    )
-    regex: str = Field(default="", description="regular expression that each turn must match")
-    grammar: str = Field(default="", description="grammar that each turn must match, in Lark's format")
+    json_schema: PlainTable = Field(default={}, description="JSON schema for each turn; excludes regex and grammar")
+    regex: str = Field(default="", description="regular expression for each turn")
+    grammar: str = Field(default="", description="Lark grammar for each turn")
 
     @field_validator("temperature")
     @classmethod
@@ -94,8 +92,8 @@ class ToolUseSettings(Settings):
 
     max_rounds: SmallCount = Field(default=8, description="maximum tool rounds in one action")
     max_calls: SmallCount = Field(default=16, description="maximum tool calls in one turn")
-    timeout_seconds: Positive = Field(default=30.0, description="timeout of one call, in seconds")
-    max_output_tokens: Count = Field(default=512, description="maximum tokens of one tool reply; the rest is truncated")
+    timeout_seconds: Positive = Field(default=30.0, description="timeout per call, in seconds")
+    max_output_tokens: Count = Field(default=512, description="maximum tokens per tool reply; longer replies are cut")
 
 
 class AgentSettings(Settings):
@@ -104,12 +102,12 @@ class AgentSettings(Settings):
     role: Role = Field(description="unique name, a valid Python identifier")
     policy: str = Field(description="policy that plays the agent")
     instructions: str = Field(default="", description="system message")
-    guidance: str = Field(default="", description="text appended to what the agent sees")
+    guidance: str = Field(default="", description="text appended to the agent's prompt")
     answers: bool = Field(
         default=False, description="the agent's text is the team's answer; always true for a single agent"
     )
     tools: Names = Field(default=(), description="names of [tools.…] tables")
-    tool_use: ToolUseSettings = Field(default=ToolUseSettings(), description="limits on tool use")
+    tool_use: ToolUseSettings = Field(default=ToolUseSettings(), description="limits for tool use")
     skills: Annotated[Names, AfterValidator(_expand_users)] = Field(default=(), description="folders with a SKILL.md")
     sampling: SamplingSettings = Field(default=SamplingSettings(), description="sampling parameters")
     context: ContextSettings = Field(
@@ -117,9 +115,7 @@ class AgentSettings(Settings):
     )
     thinking: Literal["keep", "drop"] = Field(
         default="keep",
-        description=(
-            "keep or drop reasoning (<think>…</think>) when other agents, and later the agent itself, read the text"
-        ),
+        description="keep or drop reasoning (<think>…</think>) for later readers: other agents, and the agent itself",
     )
     memory: Literal["none", "own"] = Field(
         default="none", description='"own": prompts include the agent\'s earlier conversation in the episode'

@@ -38,13 +38,13 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerSettings(Settings):
-    """AdamW with its learning-rate schedule. Adapters and optimizer state are float32, whatever the base dtype."""
+    """AdamW with a learning-rate schedule. Adapters and optimizer state are float32, for every base dtype."""
 
     learning_rate: LearningRate = Field(default=3e-5, description="default learning rate of policies")
     schedule: LearningRateSchedule = Field(default="constant", description="decay of the learning rate")
     warmup_steps: NonNegativeCount = Field(default=0, description="training steps of linear warm-up")
     min_lr_ratio: Fraction = Field(
-        default=0.0, description="final learning rate of linear and cosine decay, as a fraction of the learning rate"
+        default=0.0, description="final learning rate of linear and cosine decay, as a fraction of learning_rate"
     )
     beta1: Beta = Field(default=0.9, description="decay of the first moment")
     beta2: Beta = Field(default=0.999, description="decay of the second moment")
@@ -182,14 +182,12 @@ class CriticSettings(Settings):
 
     kind: Literal["centralized", "independent", "none"] = Field(
         default="centralized",
-        description="input of the critic; independent: without actions that the agent did not see; none: no critic",
+        description="input of the critic; independent: without actions hidden from the agent; none: no critic",
     )
     body: Literal["frozen", "lora"] = Field(
         default="frozen", description="lora: the base with a separate adapter for the critic"
     )
-    heads: Literal["team", "agent"] = Field(
-        default="team", description="one value head for all agents of a base, or one per agent"
-    )
+    heads: Literal["team", "agent"] = Field(default="team", description="value heads: one per base, or one per agent")
     lora_rank: Annotated[int, Field(ge=1, le=65_536)] = Field(default=8, description='LoRA rank for body = "lora"')
     lora_learning_rate: LearningRate = Field(default=1e-4, description='learning rate for body = "lora"')
     hidden_size: Annotated[int, Field(ge=1, le=65_536)] = Field(
@@ -200,7 +198,7 @@ class CriticSettings(Settings):
     max_gradient_norm: Annotated[Positive, NotTiny] = Field(default=1.0, description="gradient clipping: maximum norm")
     loss: Literal["huber", "squared"] = Field(default="huber", description="value loss")
     huber_delta: Annotated[Positive, NotTiny] = Field(
-        default=1.0, description="error above which the Huber loss is linear"
+        default=1.0, description="error limit between the quadratic and the linear part of the Huber loss"
     )
     value_clip: Limit = Field(default=0.2, description="maximum change of a value; 0: off")
     normalize_values: bool = Field(
@@ -225,7 +223,8 @@ class AlgorithmSettings(Settings):
         default="action", description="unit of a decision: a whole action, or a token"
     )
     normalization: Normalization = Field(
-        default="tokens", description="divisor Z of an action's log-probability: none, tokens or words"
+        default="tokens",
+        description="divisor Z of an action's log-probability: 1 (none), or the action's tokens or words",
     )
     aggregation: Aggregation = Field(
         default="auto",
@@ -235,11 +234,11 @@ class AlgorithmSettings(Settings):
         default=0, description='divisor of aggregation = "constant-length", in tokens; 0: max_new_tokens'
     )
     denominator: Literal["policy", "pooled"] = Field(
-        default="policy", description="count loss terms per policy, or pooled over all policies"
+        default="policy", description="count loss terms per policy, or pooled over policies"
     )
     normalize_advantages: bool = Field(default=True, description="normalize advantages to mean 0 and deviation 1")
     equal_rewards: Literal["assigned", "zero"] = Field(
-        default="assigned", description="advantages of a step with equal rewards in all episodes: as assigned, or 0"
+        default="assigned", description="advantages of a step with equal rewards in every episode: as assigned, or 0"
     )
     epochs: SmallCount = Field(default=1, description="epochs over a step's episodes")
     minibatches: SmallCount = Field(default=1, description="minibatches per epoch")
@@ -247,8 +246,7 @@ class AlgorithmSettings(Settings):
         default=0.0, description="KL before an update that ends the phase, in nats per token; 0: off"
     )
     team_kl: Limit = Field(
-        default=0.0,
-        description="maximum KL of all policies together in a step, in nats per environment step; 0: no limit",
+        default=0.0, description="maximum joint KL of the policies in a step, in nats per environment step; 0: no limit"
     )
     entropy_coefficient: Weight = Field(default=0.0, description="weight of the entropy bonus; 0: off")
     nll_coefficient: Weight = Field(
@@ -265,7 +263,7 @@ class AlgorithmSettings(Settings):
     )
     teammate_text: TeammateTextSettings = Field(
         default_factory=lambda: TeammateTextSettings.model_validate({}),
-        description="loss on text in an agent's turn by other authors",
+        description="loss on other authors' text in an agent's turn",
     )
     credit: Credit = Field(description="credit assignment")
     objective: Objective = Field(description="loss of a decision")

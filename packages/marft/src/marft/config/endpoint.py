@@ -65,16 +65,16 @@ class EndpointSettings(Settings):
         default=60.0, description="timeout of one reply in seconds, retries included; time in the queue does not count"
     )
     max_retries: Annotated[int, Field(ge=0, le=1000)] = Field(
-        default=5, description="maximum retries of a request, with growing waits or the waits that the server requests"
+        default=5, description="maximum retries of a request, with growing waits or the server's Retry-After"
     )
     requests_per_minute: NonNegative = Field(default=0.0, description="maximum requests per minute; 0: no limit")
     max_concurrent_requests: Count = Field(default=8, description="maximum concurrent requests")
     price_per_million_prompt_tokens: NonNegative = Field(
-        default=0.0, description="price in any currency; counted as cost"
+        default=0.0, description="price for cost metrics, in any currency"
     )
     price_per_million_completion_tokens: NonNegative = Field(default=0.0, description="price in the same currency")
     extra_body: PlainTable = Field(default={}, description="additional fields of the request body")
-    omit: Names = Field(default=(), description='request fields that the server does not support, such as "seed"')
+    omit: Names = Field(default=(), description='request fields to omit for lack of server support, such as "seed"')
 
     @field_validator("requests_per_minute")
     @classmethod

@@ -25,11 +25,11 @@ class GuardSettings(Settings):
     """Threshold for each guard; 0 disables the guard."""
 
     window: Annotated[int, Field(ge=3, le=10_000)] = Field(
-        default=5, description="number of latest steps that a guard evaluates together"
+        default=5, description="number of latest steps per evaluation"
     )
     on_collapse: Literal["warn", "rollback"] = Field(
         default="warn",
-        description="rollback: roll back to the last stable checkpoint with lower learning rates; warn: only report",
+        description="rollback: return to the last stable checkpoint, with lower learning rates; warn: only report",
     )
     max_rollbacks: SmallCount = Field(default=2, description="maximum rollbacks of a run")
     rollback_lr_factor: Annotated[float, Field(gt=0, lt=1)] = Field(
@@ -42,11 +42,9 @@ class GuardSettings(Settings):
     held_out_text: HeldOutTextSettings = Field(
         default=HeldOutTextSettings(), description="text for the guard `capability`"
     )
-    formats: dict[NonEmptyString, Pattern] = Field(
-        default={}, description="regular expressions that actions must match, by role"
-    )
+    formats: dict[NonEmptyString, Pattern] = Field(default={}, description="regular expression for actions, by role")
     probes: NonNegativeCount = Field(
-        default=4, description="actions of each answering agent that are scored under other inputs; 0: none"
+        default=4, description="actions of each answering agent to score under other inputs; 0: none"
     )
     kl: NonNegative = Field(default=0.1, description="collapse: KL of each step per agent, in nats per token")
     reward_drop: NonNegative = Field(
@@ -81,7 +79,7 @@ class GuardSettings(Settings):
     )
     format: NonNegative = Field(
         default=0.25,
-        description="gaming: share of characters, or of actions, whose format differs from the start of training",
+        description="gaming: share of characters or actions with another format than at the start of training",
     )
     dependence: NonNegative = Field(
         default=0.2,
@@ -90,7 +88,8 @@ class GuardSettings(Settings):
         ),
     )
     work: NonNegative = Field(
-        default=0.2, description="collusion: share of the team's tokens that moves to an agent outside all reward terms"
+        default=0.2,
+        description="collusion: share of the team's tokens that moves to an agent outside every reward term",
     )
     private_code: NonNegative = Field(
         default=0.5,

@@ -21,7 +21,7 @@ HelperContext = Annotated[tuple[Literal["task", "turn"], ...], Strict(False)]
 
 
 class HelperSettings(Settings):
-    """One helper. It is never trained, and may use any model: another local base, or an endpoint."""
+    """Helper with a frozen policy, on any model: another local base, or an endpoint."""
 
     policy: str = Field(description="frozen policy that replies")
     description: str = Field(default="", description="description of the helper in agents' prompts")
@@ -33,7 +33,7 @@ class HelperSettings(Settings):
 
 
 class HelperCallSettings(Settings):
-    """``consult(kind, question)`` inside a turn (AIPO, arXiv 2605.08401).
+    """Helper calls inside a turn, ``consult(kind, question)`` (AIPO, arXiv 2605.08401).
 
     An agent that writes ``call_template`` receives ``reply_template`` in place, and continues its turn. The number of
     calls is limited by ``budget`` until step ``anneal_start``. It then falls linearly to 0 at ``anneal_end``. Helpers
@@ -43,16 +43,16 @@ class HelperCallSettings(Settings):
     helpers: Annotated[dict[Role, HelperSettings], Field(min_length=1)] = Field(
         description="helpers by kind of question"
     )
-    agents: Names = Field(default=(), description="roles that may call helpers; []: all trained agents")
+    agents: Names = Field(default=(), description="roles with access to helpers; []: every trained agent")
     budget: NonNegative = Field(
         default=1.0,
         description="calls per action, averaged over attempts at a task; each attempt gets this number, rounded",
     )
     anneal_start: NonNegativeCount = Field(default=0, description="training step at which the budget begins to fall")
-    anneal_end: Count = Field(description="training step from which the budget is 0")
+    anneal_end: Count = Field(description="training step at which the budget reaches 0")
     visible: Literal["when_available", "always", "never"] = Field(
         default="when_available",
-        description="visibility of helpers in prompts; when_available: only while the agent may call them",
+        description="visibility of helpers in prompts; when_available: only while the agent may call helpers",
     )
     call_template: str = Field(default="<consult {kind}>{question}</consult>", description="template of a call")
     reply_template: str = Field(default="<reply>{text}</reply>", description="template of a reply")

@@ -64,16 +64,15 @@ class ModelSettings(Settings):
         default={}, description="arguments for the chat template, e.g. enable_thinking = false"
     )
     date: Annotated[str, AfterValidator(_check_date)] = Field(
-        default="2024-07-26", description="current date in chat templates that show one"
+        default="2024-07-26", description="current date for chat templates with a date"
     )
     gradient_checkpointing: bool = Field(
-        default=False, description="saves memory at the cost of time; results are unchanged"
+        default=False, description="recompute activations: less memory, more time, same results"
     )
     ranks: Annotated[tuple[Annotated[int, Field(ge=0, lt=1024)], ...], Strict(False)] = Field(
         default=(),
         description=(
-            "training ranks that learn on the model, e.g. [0, 1]; []: all. Models on different ranks are trained in "
-            "parallel"
+            "training ranks for the model, e.g. [0, 1]; []: every rank. Models on different ranks train in parallel"
         ),
     )
 
@@ -122,19 +121,16 @@ class LoraSettings(Settings):
 
 
 class PoolSettings(Settings):
-    """Opponent pool: past versions of a trained policy, all loaded; each task is played against one."""
+    """Opponent pool: loaded past versions of a trained policy. Each task has one of them as its opponent."""
 
-    policy: str = Field(description="trained policy whose versions are in the pool")
+    policy: str = Field(description="trained policy that supplies the versions")
     size: Annotated[int, Field(ge=1, le=64)] = Field(
-        default=4, description="number of versions, the untuned one included"
+        default=4, description="number of versions, including the untuned version"
     )
     every: Count = Field(default=5, description="steps between new versions")
     selection: Literal["uniform", "latest", "prioritized"] = Field(
         default="uniform",
-        description=(
-            "selection of the opponent for a task: uniform, the newest version, or preferably versions with a low win "
-            "rate"
-        ),
+        description="opponent for a task: uniform, the newest version, or mostly versions with a low win rate",
     )
     power: Positive = Field(
         default=2.0, description="exponent on the share of matches not won, for prioritized selection"
@@ -146,13 +142,13 @@ class PolicySettings(Settings):
 
     model: str = Field(description="base model")
     train: Literal["lora", "full", "frozen"] = Field(
-        default="lora", description="trained weights: an adapter, all weights, or none"
+        default="lora", description="trained weights: adapter, full model, or none"
     )
     lora: LoraSettings = Field(default=LoraSettings(), description='adapter for train = "lora"')
     adapter: Annotated[str, ExpandUser] = Field(default="", description='initial PEFT adapter folder; "": none')
     learning_rate: LearningRate | None = Field(default=None, description="learning rate; default: the optimizer's")
     pool: PoolSettings | None = Field(
-        default=None, description="makes the policy an opponent pool: past versions of another policy, all frozen"
+        default=None, description="turns the policy into an opponent pool: frozen past versions of another policy"
     )
 
 

@@ -51,7 +51,7 @@ class CurriculumSettings(Settings):
     )
     episodes: Count = Field(default=64, description="episodes at the hardest active level before each decision")
     review_fraction: Fraction = Field(
-        default=0.25, description="share of tasks from easier levels, split evenly between them"
+        default=0.25, description="share of tasks from easier levels, split evenly over the levels"
     )
 
     @model_validator(mode="after")
@@ -78,7 +78,7 @@ class RolloutSettings(Settings):
         default=256, description="maximum concurrent episodes"
     )
     max_steps: Count = Field(
-        default=32, description="maximum environment steps of an episode; an episode that reaches it is truncated"
+        default=32, description="maximum environment steps per episode; then the episode is truncated"
     )
     timeout_seconds: Positive = Field(
         default=60.0,
@@ -86,19 +86,17 @@ class RolloutSettings(Settings):
     )
     workers: Annotated[int, Field(ge=0, le=1024)] = Field(
         default=0,
-        description="worker processes for environment, tools and reward terms; 0: none, all runs in this process",
+        description="worker processes for environment, tools and reward terms; 0: everything runs in this process",
     )
     max_policy_lag: Annotated[int, Field(ge=0, le=1000)] = Field(
         default=0, description="maximum age of training data, in policy versions; 0: synchronous training"
     )
     reuse: Annotated[int, Field(ge=1, le=100)] = Field(
-        default=1, description="steps that train on an episode: its own step and the following ones; 1: no reuse"
+        default=1, description="number of steps that train on an episode, starting with its own step; 1: no reuse"
     )
     max_retries: Annotated[int, Field(ge=0, le=10_000)] = Field(
         default=2,
-        description=(
-            "retries of an attempt whose worker ended while playing only that attempt; then its task is set aside"
-        ),
+        description="retries of an attempt whose worker ended during this attempt alone; then the task is excluded",
     )
 
 
@@ -107,21 +105,19 @@ class TrainingSettings(Settings):
 
     steps: Count = Field(default=100, description="training steps, each with rollout, credit assignment and update")
     tokens_per_micro_batch: Count = Field(
-        default=8192, description="tokens of one micro-batch; limits memory and does not change results"
+        default=8192, description="tokens per micro-batch; limits memory, with the same results"
     )
     share_prefixes: Literal["auto", "always", "never"] = Field(
         default="auto",
         description=(
-            "compute common prefixes of rows once; auto: if products are exact and all compared scores use the same "
-            "packing"
+            "compute common prefixes of rows once; auto: if products are exact and compared scores use the same packing"
         ),
     )
     record_episodes_every: NonNegativeCount = Field(
-        default=1, description="steps from one recording to the next; 0 records none"
+        default=1, description="steps between recordings of episodes; 0: no recording"
     )
     record_credit: bool = Field(
-        default=True,
-        description="record the learner's data on each action together with the episodes, in half precision",
+        default=True, description="record the learner's data on each action with the episodes, in half precision"
     )
     show_samples_every: NonNegativeCount = Field(
         default=0, description="steps between episodes shown in the terminal; 0: none"
@@ -130,14 +126,14 @@ class TrainingSettings(Settings):
         default=1, description="training processes, one per GPU; 1: this process only"
     )
     shard: bool = Field(
-        default=False,
-        description="shard all models over the ranks, and gather each layer when it is computed: less memory",
+        default=False, description="shard models over the ranks, and gather each layer for its computation: less memory"
     )
     offload_optimizer: bool = Field(
         default=False, description="keep optimizer moments in host memory, and copy them to the device only for a step"
     )
     rank_timeout_seconds: Positive = Field(
-        default=600.0, description="timeout in seconds for ranks that wait for each other, before they are restarted"
+        default=600.0,
+        description="timeout of ranks that wait for each other, in seconds; then MARFT restarts the ranks",
     )
 
     @model_validator(mode="after")
@@ -150,9 +146,7 @@ class TrainingSettings(Settings):
 class CheckpointSettings(Settings):
     """Checkpoint schedule and retention."""
 
-    every: Count = Field(
-        default=10, description="steps between checkpoints; the best validated step is saved in addition"
-    )
+    every: Count = Field(default=10, description="steps between checkpoints, besides the best validated step")
     keep_last: Count = Field(default=2, description="newest checkpoints to keep")
     keep_best: bool = Field(
         default=True,
@@ -175,7 +169,7 @@ class EvaluationSettings(Settings):
         default=1, description="attempts at each task; more than one gives pass@k, pass^k and avg@k"
     )
     save_every: Count = Field(
-        default=256, description="episodes between saves; an interrupted evaluation loses at most this many"
+        default=256, description="episodes between saves; an interruption loses at most this number"
     )
     every: NonNegativeCount = Field(default=0, description="training steps between validations; 0: none")
     validation_tasks: Count = Field(default=100, description="maximum tasks of the validation split")
@@ -189,18 +183,22 @@ class EvaluationSettings(Settings):
 
 
 class RunSettings(Settings):
-    """One complete recipe. Tables without a field here are sections, added by installed packages."""
+    """Complete recipe. Installed packages add more tables, the sections."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, SectionTable]
 
-    name: RunName = Field(description="name of the run; its folder is output/name; default: name of the file")
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(default=0, description="seed of all random streams")
-    output: Annotated[NonEmptyString, ExpandUser] = Field(default="runs", description="folder of all runs")
-    recipe_folder: Annotated[str, Field(pattern=r"^[^\x00]*$"), ExpandUser] = Field(
-        default="", description="folder of the recipe's relative paths and modules"
+    name: RunName = Field(description="name of the run, in folder output/name; default: name of the file")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(default=0, description="seed of every random stream")
+    output: Annotated[NonEmptyString, ExpandUser] = Field(
+        default="runs", description="parent folder of the run folders"
     )
-    device: NonEmptyString = Field(default="auto", description="auto: cuda with a GPU, else cpu")
+    recipe_folder: Annotated[str, Field(pattern=r"^[^\x00]*$"), ExpandUser] = Field(
+        default="", description="base folder for relative paths and modules in the recipe"
+    )
+    device: NonEmptyString = Field(
+        default="auto", description="device for training and sampling; auto: cuda with a GPU, else cpu"
+    )
     threads: Annotated[int, Field(ge=0, le=4096)] = Field(
         default=0, description="CPU threads of torch; 0: torch's default"
     )
@@ -210,17 +208,15 @@ class RunSettings(Settings):
     agents: Annotated[tuple[AgentSettings, ...], Strict(False), Field(min_length=1)] = Field(
         description="agents of the team, in order"
     )
-    team: Organization = Field(description="organization: acting order, and visibility of actions")
+    team: Organization = Field(description="organization: order of the agents, and visibility of actions")
     channel: Channel = Field(description="format of messages between agents")
-    consulting: HelperCallSettings | None = Field(
-        default=None, description="helpers that agents may call during training"
-    )
+    consulting: HelperCallSettings | None = Field(default=None, description="helpers for agents during training")
     environment: Environment = Field(description="environment with the tasks")
     rewards: Annotated[tuple[RewardTerm, ...], Strict(False)] = Field(
         default=(), description="reward terms; []: the environment's rewards"
     )
     curriculum: CurriculumSettings | None = Field(
-        default=None, description="task difficulty by the team's success; default: all tasks"
+        default=None, description="task difficulty by the team's success; default: every task"
     )
     algorithm: AlgorithmSettings = Field(description="training algorithm")
     rollout: RolloutSettings = Field(default=RolloutSettings(), description="rollout size and limits")

@@ -95,7 +95,9 @@ class FuzzyGrader(AnswerGrader):
 
     name: Literal["fuzzy"] = Field(default="fuzzy", description="name of the grader")
     threshold: Fraction = Field(default=0.85, description="minimum similarity, from 0 to 1")
-    order: Literal["fixed", "free"] = Field(default="fixed", description='order of the words; "free": any order')
+    order: Literal["fixed", "free"] = Field(
+        default="fixed", description='order of the words; "free": words in any order'
+    )
     ignore: Annotated[tuple[IgnoredFeature, ...], Strict(False)] = Field(
         default=("accents", "articles", "case", "punctuation"), description="differences to ignore"
     )
@@ -181,7 +183,7 @@ class ExactGrader(AnswerGrader):
     """Grade 1 if the stated answer equals the correct answer, character by character except for spacing."""
 
     name: Literal["exact"] = Field(default="exact", description="name of the grader")
-    ignore_case: bool = Field(default=False, description="ignore the difference between capitals and small letters")
+    ignore_case: bool = Field(default=False, description="ignore case")
 
     def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
         """Return a text's grade by its stated answer."""
@@ -207,7 +209,7 @@ class ContainsGrader(AnswerGrader):
     """Grade 1 if the text contains the correct answer as whole words."""
 
     name: Literal["contains"] = Field(default="contains", description="name of the grader")
-    ignore_case: bool = Field(default=True, description="ignore the difference between capitals and small letters")
+    ignore_case: bool = Field(default=True, description="ignore case")
 
     def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
         """Return a text's grade by a search in the whole text, without reasoning."""
@@ -216,8 +218,8 @@ class ContainsGrader(AnswerGrader):
 
 
 class NumericGrader(AnswerGrader):
-    """Grade 1 if the text's number is within ``tolerance`` of the correct one, or within ``relative_tolerance`` times
-    the correct one.
+    """Grade 1 if the text's number differs from the correct number by at most ``tolerance``, or ``relative_tolerance``
+    times the correct number.
 
     The text's number is the only number in the last box or tag, or the result of an equation there. Otherwise it is
     the first number after "the answer is", or the result of an equation there. Otherwise it is the last number. Two
@@ -286,7 +288,7 @@ class ChoiceGrader(AnswerGrader):
     )
     first_number: Literal[0, 1] = Field(default=0, description="number of the first choice")
     shuffle: bool = Field(
-        default=False, description="show each task's choices in an order of its own; letters keep their places"
+        default=False, description="show each task's choices in a random order; letters keep their places"
     )
     seed: NonNegativeCount = Field(default=0, description="seed of the orders")
 

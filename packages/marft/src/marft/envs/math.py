@@ -47,13 +47,13 @@ class Math(Environment):
     )
     question: str = Field(default="", description='column with the problem; "": the layout\'s')
     answer: str = Field(default="", description='column with the answer; "": the layout\'s')
-    limit: NonNegativeCount = Field(default=0, description="maximum tasks in each split; 0: all")
+    limit: NonNegativeCount = Field(default=0, description="maximum tasks in each split; 0: no limit")
     timeout_seconds: Positive = Field(default=5.0, description="timeout for grading one answer, in seconds")
     max_steps: Annotated[int, Field(ge=1, le=MAX_STEPS)] = Field(
-        default=1, description="maximum steps of an episode; in each, the team may revise its answer"
+        default=1, description="maximum steps per episode; the team may revise its answer at each step"
     )
     done_word: NonEmptyString = Field(
-        default="DONE", description="word on a line of its own that submits the answer early, with several steps"
+        default="DONE", description="word, alone on a line, that submits the answer early with several steps"
     )
 
     @model_validator(mode="after")

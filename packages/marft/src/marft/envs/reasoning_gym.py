@@ -62,17 +62,15 @@ class MixtureDataset(Settings):
     """Data set in a mixture."""
 
     dataset: NonEmptyString = Field(description="name in Reasoning Gym")
-    weight: Positive = Field(
-        default=1.0, description="sampling weight of its questions, relative to the other data sets"
-    )
+    weight: Positive = Field(default=1.0, description="sampling weight relative to the other data sets")
     params: PlainTable = Field(default={}, description="parameters of the data set, for all levels")
     levels: Levels = Field(
         default=0,
         description=(
-            "number of levels from its own curriculum, or parameters for each level, easiest first; 0: one level"
+            "number of levels from the data set's curriculum, or parameters for each level, easiest first; 0: one level"
         ),
     )
-    cohort: str = Field(default="", description='label of its questions; "": name of the data set')
+    cohort: str = Field(default="", description='label of the questions; "": name of the data set')
 
     @property
     def name(self) -> str:
@@ -209,7 +207,7 @@ class ReasoningGym(Environment):
     levels: Levels = Field(
         default=0,
         description=(
-            "number of levels from its own curriculum, or parameters for each level, easiest first; 0: one level"
+            "number of levels from the data set's curriculum, or parameters for each level, easiest first; 0: one level"
         ),
     )
     mixture: Annotated[tuple[MixtureDataset, ...], Strict(False)] = Field(
@@ -223,8 +221,7 @@ class ReasoningGym(Environment):
         default=1000, description="number of questions in validation, and in test"
     )
     partial_credit: bool = Field(
-        default=False,
-        description="reward the package's score; by default, the reward is 1 for a full score and 0 for any other",
+        default=False, description="reward the package's score; false: 1 for a full score, else 0"
     )
 
     @model_validator(mode="after")

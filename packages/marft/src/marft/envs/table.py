@@ -152,7 +152,7 @@ class Table(Environment):
     skip: Annotated[tuple[Literal["duplicates", "unanswered"], ...], Strict(False)] = Field(
         default=(), description="rows to skip instead of raising an error"
     )
-    limit: NonNegativeCount = Field(default=0, description="maximum tasks in each split; 0: all")
+    limit: NonNegativeCount = Field(default=0, description="maximum tasks in each split; 0: no limit")
 
     @model_validator(mode="after")
     def _check_columns(self) -> Table:

@@ -6,18 +6,25 @@ import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
 from marft.common.errors import UserError
-from marft.common.texts import single_line
+from marft.evaluation.column_tables import ColumnTable, short_names
 from marft.evaluation.intervals import mean_interval, paired_difference
 from marft.evaluation.tool_definitions import check_tools
 from marft.runs.run_folder import RunFolder
 
-LEFT_ALIGNED = ("run", "checkpoint", "mode")
+# labels of the figures from format_cells, in a table with a column per result
+FIGURES = (
+    "{measure} of base",
+    "{measure}",
+    "  95 % interval",
+    "  gain",
+    "  95 % interval",
+    "  shuffling costs",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +67,24 @@ class CheckpointResult:
 def compare_runs(folders: Sequence[RunFolder]) -> list[CheckpointResult]:
     """Return the results of several runs.
 
-    A run whose base was not evaluated is compared with the base of the first run, task by task.
+    A run whose base was not evaluated is compared with the base of the first run, task by task, unless its tasks are
+    different ones.
     """
-    runs = [(folder.path.name, folder.read_evaluations()) for folder in folders]
+    names = short_names([str(folder.path) for folder in folders])
+    runs = [(name, folder.read_evaluations()) for name, folder in zip(names, folders, strict=True)]
     first_base = [e for e in runs[0][1] if e["checkpoint"] == "base"]
     rows = []
     for name, evaluations in runs:
         has_base = any(e["checkpoint"] == "base" for e in evaluations)
-        rows += compare_checkpoints(name, evaluations if has_base else [*first_base, *evaluations])
+        base = [] if has_base else [e for e in first_base if all(has_same_tasks(e, other) for other in evaluations)]
+        rows += compare_checkpoints(name, [*base, *evaluations])
     return rows
+
+
+def has_same_tasks(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Return whether tasks with the same ID are the same task in two evaluations, by their digests."""
+    digests, others = first.get("prompts", {}), second.get("prompts", {})
+    return all(digests[task] == others[task] for task in digests if task in others)
 
 
 def compare_checkpoints(name: str, evaluations: Sequence[Mapping[str, Any]]) -> list[CheckpointResult]:
@@ -109,8 +125,8 @@ def list_measures(rows: Sequence[CheckpointResult]) -> list[str]:
     return [measure for measure in ("accuracy", "reward") if any(row.get_measure(measure) for row in rows)]
 
 
-def build_comparison_tables(folders: Sequence[RunFolder], other_tools: bool = False) -> list[Table]:
-    """Return one terminal table for each measure.
+def build_comparison_table(folders: Sequence[RunFolder], other_tools: bool = False) -> ColumnTable:
+    """Return a terminal table with a column for each evaluated checkpoint and mode.
 
     Args:
         other_tools: allow evaluations with different tool definitions.
@@ -124,8 +140,7 @@ def build_comparison_tables(folders: Sequence[RunFolder], other_tools: bool = Fa
         raise UserError(f"{' and '.join(missing)} {problem}; run:  marft eval {' '.join(map(shlex.quote, missing))}")
     if not other_tools:
         _check_same_tools(folders)
-    rows = compare_runs(folders)
-    return [_build_table(rows, measure) for measure in list_measures(rows)]
+    return _build_table(compare_runs(folders))
 
 
 def _check_same_tools(folders: Sequence[RunFolder]) -> None:
@@ -144,20 +159,21 @@ def _check_same_tools(folders: Sequence[RunFolder]) -> None:
         check_tools(with_tools[0][1], evaluation, (with_tools[0][0], name))
 
 
-def _build_table(rows: Sequence[CheckpointResult], measure: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    unknown = measure == "accuracy" and any(row.unknown for row in rows)
-    figures = ("base", measure, "95 % interval", "gain", "95 % interval", "shuffling costs")
-    for heading in (*LEFT_ALIGNED, *figures, *(["success unknown"] if unknown else [])):
-        no_wrap = heading != "run" and " " not in heading  # the other columns may wrap in a narrow terminal
-        justify: Literal["left", "right"] = "left" if heading in LEFT_ALIGNED else "right"
-        table.add_column(heading, justify=justify, no_wrap=no_wrap, overflow="fold")
-    for row in rows:
-        if (result := row.get_measure(measure)) is not None:
-            cells = [row.run, row.checkpoint, row.mode, *format_cells(result, measure)]
-            cells += [str(row.unknown)] if unknown else []
-            table.add_row(*(Text(single_line(cell)) for cell in cells))
-    return table
+def _build_table(rows: Sequence[CheckpointResult]) -> ColumnTable:
+    """Return a table with a column per result, those of a mode side by side, and the figures of each measure below."""
+    modes = list(dict.fromkeys(row.mode for row in rows))
+    columns = sorted(rows, key=lambda row: modes.index(row.mode))
+    lines: list[tuple[Text, Sequence[str]]] = [(Text("tasks"), [str(row.tasks) for row in columns])]
+    if any(row.accuracy and row.unknown for row in columns):
+        lines.append((Text("success unknown"), [str(row.unknown) for row in columns]))
+    for measure in list_measures(rows):
+        results = [row.get_measure(measure) for row in columns]
+        cells = [format_cells(result, measure) if result else ("",) * len(FIGURES) for result in results]
+        for label, figures in zip(FIGURES, zip(*cells, strict=True), strict=True):
+            if any(figures):
+                lines.append((Text(label.format(measure=measure)), figures))
+    headings = [[row.run, row.checkpoint, row.mode] for row in columns]
+    return ColumnTable("", headings, lines)
 
 
 def format_cells(result: MetricResult, measure: str) -> tuple[str, ...]:
@@ -183,8 +199,8 @@ def _compute_result(
     if after.get(measure) is None:
         return None
     interval = after.get("interval" if measure == "accuracy" else "reward_interval")
-    gain = _paired_gain(before, after, measure) if before else None
-    cost = _paired_gain(after, shuffled, measure) if shuffled else None
+    gain = paired_gain(before, after, measure) if before else None
+    cost = paired_gain(after, shuffled, measure) if shuffled else None
     return MetricResult(
         base=before.get(measure) if before else None,
         value=after[measure],
@@ -195,7 +211,7 @@ def _compute_result(
     )
 
 
-def _paired_gain(
+def paired_gain(
     before: Mapping[str, Any], after: Mapping[str, Any], measure: str
 ) -> tuple[float, tuple[float, float] | None] | None:
     """Return the mean ``after − before`` and its interval, over tasks with the measure in both evaluations."""

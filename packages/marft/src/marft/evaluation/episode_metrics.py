@@ -182,7 +182,7 @@ def episode_metrics(
     return metrics
 
 
-def remote_metrics(episodes: Sequence[Episode], roles: Sequence[str]) -> dict[str, float]:
+def remote_usage_metrics(episodes: Sequence[Episode], roles: Sequence[str]) -> dict[str, float]:
     """Return the usage of each remote agent, including actions of failed episodes.
 
     An action that is replayed in other episodes counts once. Usage by failed actions is not included; it is counted at

@@ -14,7 +14,7 @@ from marft.common.types import Episode, Task
 from marft.config.interfaces.environment import Split
 from marft.envs.tasks import digest_tasks
 from marft.evaluation.cohorts import collect_fields
-from marft.evaluation.episode_metrics import episode_metrics, remote_metrics
+from marft.evaluation.episode_metrics import episode_metrics, remote_usage_metrics
 from marft.evaluation.intervals import mean_interval
 from marft.evaluation.ratios import Ratio, clustered_interval, compute_pass_ratios, count_solved
 from marft.evaluation.tool_definitions import ToolDefinitions
@@ -209,7 +209,7 @@ def aggregate_episodes(
         attempts: number of attempts at each task.
     """
     scored = [episode for episode in episodes if episode.is_scored]
-    metrics = episode_metrics(episodes, roles, lambda _: 0) | remote_metrics(episodes, roles)
+    metrics = episode_metrics(episodes, roles, lambda _: 0) | remote_usage_metrics(episodes, roles)
     agents = {
         role: {name: metrics[key] for name in AGENT_METRICS if (key := f"agents/{role}/{name}") in metrics}
         for role in roles

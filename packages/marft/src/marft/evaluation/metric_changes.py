@@ -98,12 +98,16 @@ def compare_metrics(before: Mapping[str, object], after: Mapping[str, Any], by: 
 
 
 def build_changes_table(changes: Sequence[MetricChange], title: str) -> Table:
-    """Return the changes as a terminal table."""
+    """Return the changes as a terminal table, with a heading above the changes of each cohort."""
     table = Table(box=None, pad_edge=False, title=title, title_justify="left")
     for heading in COLUMNS:
         table.add_column(heading, justify="left" if heading in COLUMNS[:2] else "right", overflow="fold")
-    for row in format_rows(changes):
-        table.add_row(*(Text(single_line(cell)) for cell in row))
+    for cohort, of_cohort in groupby(changes, lambda change: change.cohort):
+        if cohort != "all":
+            table.add_row("", Text(single_line(cohort), "bold"))
+        for change in of_cohort:
+            _, *cells = next(format_rows([change]))
+            table.add_row(str(change.difference.tasks), *(Text(single_line(cell)) for cell in cells))
     return table
 
 
@@ -121,7 +125,8 @@ def format_rows(changes: Iterable[MetricChange]) -> Iterator[tuple[str, ...]]:
     for cohort, metric, difference in changes:
         value, change = metric_formatters(metric)
         low_high = difference.interval
-        interval = f"{change(low_high[0])} to {change(low_high[1])}" if low_high else ""
+        # the unit once, after the second number
+        interval = f"{change(low_high[0]).removesuffix(' points')} to {change(low_high[1])}" if low_high else ""
         tasks = f"{difference.tasks}" if cohort == "all" else f"{difference.tasks}, {cohort}"
         yield tasks, metric, value(difference.before), value(difference.after), change(difference.gain), interval
 

@@ -6,17 +6,18 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
-from marft.common.metrics import find_metric, require_metric
+from marft.common.metrics import Metric, find_metric, require_metric
 from marft.common.texts import single_line
 from marft.evaluation.checkpoint_results import describe_conditions, format_percent
 from marft.evaluation.cohorts import label_cohorts, merge_fields
+from marft.evaluation.column_tables import ColumnTable, short_names
 from marft.evaluation.ratios import Ratio
 from marft.evaluation.trajectory_metrics import METRICS, aggregate_ratios
 
 OMITTED_METRICS = ("accuracy", "reward")  # metrics in the table of evaluations
+UNIT_WORDS = {"s": "seconds"}  # units that tables write in full
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +34,23 @@ class MetricRow:
     cells: Sequence[str]
 
 
-def column_names(evaluations: Sequence[Mapping[str, Any]], targets: bool = False) -> list[str]:
-    """Return the column heading of each evaluation.
+def column_names(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the column heading of each evaluation, for a page."""
+    return [f"{e['checkpoint']} {describe_conditions(e)}" for e in evaluations]
+
+
+def column_headings(evaluations: Sequence[Mapping[str, Any]], targets: bool = False) -> list[list[str]]:
+    """Return the column heading of each evaluation in lines: checkpoint, mode, and what else some evaluation has.
 
     Args:
         targets: put the evaluated target on a line above.
     """
-    names = [f"{e['checkpoint']} {describe_conditions(e)}" for e in evaluations]
-    if not targets:
-        return names
-    return [f"{single_line(e['target'])}\n{name}" for e, name in zip(evaluations, names, strict=True)]
+    lines = [[e["checkpoint"] for e in evaluations], [e["mode"] for e in evaluations]]
+    names = short_names([str(e["target"]) for e in evaluations]) if targets else []
+    teams = [e.get("reorganized", {}).get("name", "") for e in evaluations]
+    shuffled = ["shuffled" if e["shuffled_messages"] else "" for e in evaluations]
+    lines = [*([names] if targets else []), *lines, *(line for line in (teams, shuffled) if any(line))]
+    return [list(heading) for heading in zip(*lines, strict=True)]
 
 
 def build_metric_rows(
@@ -62,23 +70,27 @@ def build_metric_rows(
         metric, role = require_metric(name), name.split("/")[1] if "/" in name else ""
         values = [column.get(name) for column in columns]
         if metric.name not in omitted and (any(values) or not metric.hide_zero):
-            unit = f" ({metric.unit})" if metric.unit else ""
             # as in the table of evaluations
             formatter = format_percent if metric.name == "accuracy" else metric.format_value
             cells = ["" if value is None else formatter(value) for value in values]
-            rows.append(MetricRow(f"{metric.label}{unit}", role, cells))
+            rows.append(MetricRow(_label_with_unit(metric), role, cells))
     return rows
 
 
-def build_metric_table(evaluations: Sequence[Mapping[str, object]], targets: bool = False) -> Table:
+def _label_with_unit(metric: Metric) -> str:
+    """Return a metric's label, with its unit unless the label has it: ``tokens per episode``, ``messages (tokens)``."""
+    unit = UNIT_WORDS.get(metric.unit, metric.unit)
+    return metric.label if not unit or unit in metric.label else f"{metric.label} ({unit})"
+
+
+def build_metric_table(evaluations: Sequence[Mapping[str, object]], targets: bool = False) -> ColumnTable:
     """Return a table with a column for each evaluation and a row for each metric."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("over trajectories", overflow="fold")
-    for heading in column_names(evaluations, targets):
-        table.add_column(Text(heading), justify="right")
-    for row in build_metric_rows(evaluations):
-        table.add_row(Text(f"  {single_line(row.agent)}" if row.agent else row.label), *map(Text, row.cells))
-    return table
+    rows = build_metric_rows(evaluations)
+    return ColumnTable("metric", column_headings(evaluations, targets), [(_row_label(row), row.cells) for row in rows])
+
+
+def _row_label(row: MetricRow, indent: str = "") -> Text:
+    return Text(f"{indent}  {single_line(row.agent)}" if row.agent else f"{indent}{row.label}")
 
 
 def compute_values(evaluation: Mapping[str, Any]) -> dict[str, float]:
@@ -106,7 +118,7 @@ class Cohort:
     rows: Sequence[MetricRow]
 
 
-def shared_fields(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
+def cohort_fields(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the task fields with cohorts in at least one evaluation."""
     return sorted({field for evaluation in evaluations for field in evaluation.get("fields", {})})
 
@@ -125,7 +137,7 @@ def compute_cohort_metrics(evaluations: Sequence[Mapping[str, Any]], by: str) ->
     return cohorts
 
 
-def build_cohort_table(evaluations: Sequence[Mapping[str, object]], by: str) -> Table:
+def build_cohort_table(evaluations: Sequence[Mapping[str, object]], by: str, targets: bool = False) -> ColumnTable:
     """Return a table with a column for each evaluation.
 
     Each cohort has a row with its task counts, followed by its metrics.
@@ -133,16 +145,11 @@ def build_cohort_table(evaluations: Sequence[Mapping[str, object]], by: str) -> 
     Raises:
         ValueError: no task has this field.
     """
-    table = Table(box=None, pad_edge=False)
-    table.add_column(Text(single_line(f"by {by}")), overflow="fold")
-    for heading in column_names(evaluations):
-        table.add_column(Text(heading), justify="right")
+    rows = list[tuple[Text, Sequence[str]]]()
     for cohort in compute_cohort_metrics(evaluations, by):
-        table.add_row(Text(single_line(cohort.name), "bold"), *(Text(f"{number} tasks") for number in cohort.tasks))
-        for row in cohort.rows:
-            name = f"    {single_line(row.agent)}" if row.agent else f"  {row.label}"
-            table.add_row(Text(name), *map(Text, row.cells))
-    return table
+        rows.append((Text(single_line(cohort.name), "bold"), [f"{number} tasks" for number in cohort.tasks]))
+        rows += [(_row_label(row, "  "), row.cells) for row in cohort.rows]
+    return ColumnTable(f"by {by}", column_headings(evaluations, targets), rows)
 
 
 def _select_tasks(evaluation: Mapping[str, Any], tasks: set[str]) -> dict[str, Any]:

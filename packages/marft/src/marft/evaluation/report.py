@@ -32,9 +32,9 @@ from marft.evaluation.html_pages import disable_math_text, render_page, to_svg
 from marft.evaluation.metric_tables import (
     Cohort,
     build_metric_rows,
+    cohort_fields,
     column_names,
     compute_cohort_metrics,
-    shared_fields,
 )
 from marft.evaluation.transcripts import MAX_EXAMPLES, count_failure_reasons, episode_to_dict
 from marft.runs.episode_files import read_episodes
@@ -259,7 +259,7 @@ def read_metrics_by_run(folders: Sequence[RunFolder]) -> dict[str, list[dict[str
 
 def _cohort_metrics(evaluations: Sequence[Mapping[str, object]]) -> dict[str, list[Cohort]]:
     """Return metrics by cohort for each field; [] for a field with too many cohorts for a page."""
-    by_field = {field: compute_cohort_metrics(evaluations, field) for field in shared_fields(evaluations)}
+    by_field = {field: compute_cohort_metrics(evaluations, field) for field in cohort_fields(evaluations)}
     return {field: cohorts if len(cohorts) <= MAX_COHORTS else [] for field, cohorts in by_field.items()}
 
 

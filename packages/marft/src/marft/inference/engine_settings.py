@@ -72,19 +72,17 @@ class Vllm(EngineFactory):
         default=256, description="maximum number of requests in the running batch"
     )
     replicas: Annotated[int, Field(ge=1, le=64)] = Field(
-        default=1, description="processes per base model; requests are distributed among them"
+        default=1, description="processes per base model, which share the requests"
     )
     devices: tuple[str, ...] = Field(
         default=(),
         description=(
-            "GPUs to divide evenly among the replicas, numbered as in CUDA; []: all GPUs if there are several replicas"
+            "GPUs of the replicas, divided evenly and numbered as in CUDA; []: every GPU, with several replicas"
         ),
     )
     sleep: bool = Field(
         default=False,
-        description=(
-            "whether to free the engine's GPU memory during the optimizer step, for a GPU shared with the learner"
-        ),
+        description="free the engine's GPU memory during the optimizer step, for a GPU shared with the learner",
     )
     timeout_seconds: Positive = Field(
         default=600.0, description="maximum seconds without a message from the process before a restart"

@@ -42,7 +42,7 @@ class Router:
 
     @contextmanager
     def external_wait(self) -> Iterator[None]:
-        """Announce an external wait to every engine."""
+        """Let every engine expect more requests while an episode waits for an environment or a tool."""
         with ExitStack() as stack:
             for engine in self.unique_engines:
                 stack.enter_context(engine.external_wait())

@@ -233,9 +233,9 @@ class Judge(RewardTerm):
         default=DEFAULT_PROMPT,
         description="prompt of the judge, with placeholders; the default guards against prompt injection",
     )
-    agents: Roles = Field(default=(), description="roles to judge by their own text; empty: the team, by its answer")
+    agents: Roles = Field(default=(), description="roles to judge by their own text; []: the team, by its answer")
     score_range: Annotated[tuple[float, float], Strict(False)] = Field(
-        default=(0.0, 10.0), description="scores that map to 0 and 1"
+        default=(0.0, 10.0), description="scores that become 0 and 1"
     )
     pattern: Pattern = Field(
         default="", description='regular expression with the score as its first group; "": the last line is the score'

@@ -60,8 +60,8 @@ class Trajectory(RewardTerm):
 
 
 class Progress(RewardTerm):
-    """Progress beyond the best earlier step. It uses the progress that the environment declares
-    (``StepInfo.progress``), or else its rewards.
+    """Progress beyond the best earlier step, from declared progress (``StepInfo.progress``), else from the
+    environment's rewards.
     """
 
     def score(self, episode: Episode) -> list[TermReward]:
@@ -97,8 +97,7 @@ class StepCost(RewardTerm):
     """Penalty: −1 for every environment step."""
 
     shaping_only: bool = Field(
-        default=True,
-        description="True: the term guides learning but does not grade; algorithm.dynamic_sampling ignores it",
+        default=True, description="guide learning without grading; algorithm.dynamic_sampling ignores the term"
     )
 
     def score(self, episode: Episode) -> list[TermReward]:
@@ -110,8 +109,7 @@ class ToolErrors(RewardTerm):
     """Penalty: −1 to an agent for every failed or unparsable tool call."""
 
     shaping_only: bool = Field(
-        default=True,
-        description="True: the term guides learning but does not grade; algorithm.dynamic_sampling ignores it",
+        default=True, description="guide learning without grading; algorithm.dynamic_sampling ignores the term"
     )
 
     def score(self, episode: Episode) -> list[TermReward]:
@@ -124,8 +122,7 @@ class MessageTokens(RewardTerm):
     """Penalty: −1 to an agent for every message token read by other agents."""
 
     shaping_only: bool = Field(
-        default=True,
-        description="True: the term guides learning but does not grade; algorithm.dynamic_sampling ignores it",
+        default=True, description="guide learning without grading; algorithm.dynamic_sampling ignores the term"
     )
 
     def score(self, episode: Episode) -> list[TermReward]:
@@ -143,11 +140,10 @@ class Format(RewardTerm):
     """Format reward: 1 to an agent for every action with a match for ``pattern``."""
 
     shaping_only: bool = Field(
-        default=True,
-        description="True: the term guides learning but does not grade; algorithm.dynamic_sampling ignores it",
+        default=True, description="guide learning without grading; algorithm.dynamic_sampling ignores the term"
     )
     pattern: Pattern = Field(description="regular expression, searched in the text")
-    agents: Roles = Field(default=(), description="roles to reward; empty: all agents")
+    agents: Roles = Field(default=(), description="roles to reward; []: every agent")
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Yield problems with this term in a team with these roles."""
@@ -161,7 +157,7 @@ class Format(RewardTerm):
 
 
 class Function(RewardTerm):
-    """Reward from a user function of the whole episode: a number for the team, or numbers by agent. It may be async."""
+    """Reward from a user function of the whole episode, optionally async: a number for the team or by agent."""
 
     call: ImportPath = Field(description="import path of the function, such as my_package.rewards:brevity")
 

@@ -462,9 +462,9 @@ def pack_shared_prefixes(
         return []
     order = sorted(range(len(samples)), key=lambda number: (owners[number] or "", rows[number][0].tobytes()))
     bins: list[Bin] = []
-    before, max_tokens = -1, limit
+    before, max_tokens = order[0], limit
     for number in order:
-        is_same_owner = before >= 0 and owners[before] == owners[number]
+        is_same_owner = owners[before] == owners[number]
         added = _count_added_tokens(rows[number], rows[before] if is_same_owner else [])
         if bins and bins[-1].tokens + added <= max_tokens:
             bins[-1] = Bin([*bins[-1].samples, samples[number]], bins[-1].tokens + added, shared=True)

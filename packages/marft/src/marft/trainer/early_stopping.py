@@ -23,7 +23,7 @@ class EarlyStopping(CallbackPlugin):
     """
 
     metric: NonEmptyString = Field(default="validation_reward", description="metric to watch; larger is better")
-    patience: Count = Field(default=10, description="number of steps with the metric and without improvement")
+    patience: Count = Field(default=10, description="maximum number of measured steps without improvement")
     min_delta: NonNegative = Field(default=0.0, description="minimum improvement")
     _best: float = PrivateAttr(default=-math.inf)
     _steps: int = PrivateAttr(default=0)  # steps without improvement

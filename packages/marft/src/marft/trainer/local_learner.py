@@ -34,7 +34,9 @@ class LocalLearner:
 
     def load(self, start: RunInit) -> State:
         """Load a run's start → run state."""
-        return start.load(self.models, self.learner_state)
+        state = start.load(self.models, self.learner_state)
+        self._guard.resume(start.metrics_before(state.step))
+        return state
 
     def restore(self, record: CheckpointRecord) -> None:
         """Restore a checkpoint from the run."""

@@ -109,7 +109,7 @@ class Snapshot:
         """Copy ``tensors`` into their buffers; the names of Adam's tensors (``<parameter>.exp_avg``, …) match no
         parameter.
         """
-        for name, tensor in ((name, local_shard(tensor.detach())) for name, tensor in tensors.items()):
+        for name, tensor in ((name, local_shard(tensor)) for name, tensor in tensors.items()):
             if (part, name) not in self._buffers:
                 self._buffers[part, name] = torch.empty_like(tensor, device="cpu")
             self._buffers[part, name].copy_(tensor)
@@ -127,8 +127,17 @@ class NonFiniteGuard:
     def __init__(self, learner: Learner, ranks: Ranks = SINGLE_RANK) -> None:
         self._learner, self._snapshot = learner, Snapshot(learner)
         self.ranks = ranks
-        self._snapshot_step = -1  # step of the latest snapshot
+        self._snapshot_step: int | None = None  # step of the latest snapshot
         self._consecutive = 0
+
+    def resume(self, steps: Sequence[Mapping[str, float]]) -> None:
+        """Count the reverted steps at the end of a run that resumes, so that it stops where it would have stopped.
+
+        Args:
+            steps: metrics of all steps before.
+        """
+        healthy = (number for number, metrics in enumerate(reversed(steps)) if not metrics.get("reverted_steps"))
+        self._consecutive = next(healthy, len(steps))
 
     def learn(
         self,

@@ -197,7 +197,7 @@ def _measure(accumulator: MetricAccumulator, preferences: PreferenceBatch, sides
         accumulator.add(f"preference/{name}", float(tensor.sum()), count)
     agents = [sample.action.agent for sample in preferences.samples.values()]
     for agent in sorted(set(agents)):
-        agent_ratios = ratios * torch.tensor([pair_agent == agent for pair_agent in agents], dtype=torch.float64)
+        agent_ratios = ratios * torch.tensor([pair_agent == agent for pair_agent in agents])
         margin = sides.sums(agent_ratios, sides.better) - sides.sums(agent_ratios, sides.worse)
         pair_count = sum(pair.agent in ("", agent) for pair in preferences.comparisons)
         accumulator.add(f"agents/{agent}/preference/margin", float(margin.sum()), pair_count)

@@ -128,6 +128,10 @@ class RunInit:
             )
         return replace(state, tasks=digest)
 
+    def metrics_before(self, step: int) -> list[dict[str, float]]:
+        """Return the metrics of the run's first ``step`` steps; empty for a new run."""
+        return [row for row in self.folder.read_metrics() if row["step"] <= step] if self.resume else []
+
     def restore_callbacks(self, callbacks: CallbackList) -> None:
         """Restore the state of callbacks when a run resumes.
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from marft.envs.tasks import read_tasks
-from marft.evaluation.episode_metrics import episode_metrics, remote_metrics
+from marft.evaluation.episode_metrics import episode_metrics, remote_usage_metrics
 from marft.evaluation.evaluate import evaluate
 from marft.evaluation.writing_metrics import format_rates
 from marft.rollout.async_rollout.sources import RolloutSource
@@ -22,7 +22,7 @@ def compute_rollout_metrics(rollouts: RolloutRunner, batch: RolloutBatch) -> dic
     roles, episodes = [agent.role for agent in rollouts.run.agents], batch.episodes
     metrics = episode_metrics(episodes, roles, rollouts.version)
     metrics |= format_rates([episode for episode in episodes if episode.is_scored], rollouts.run.guards.formats)
-    metrics |= batch.metrics | remote_metrics([*batch.recorded, *batch.imagined], roles)
+    metrics |= batch.metrics | remote_usage_metrics([*batch.recorded, *batch.imagined], roles)
     sampled_actions = {action.key for episode in batch.recorded for action in episode.actions}
     metrics["sampled_actions"] = float(len(sampled_actions))  # forks included, replayed actions counted once
     return metrics

@@ -38,10 +38,10 @@ class Bounded(TeammateWeight):
     PPO's clip with the author in place of the old policy.
     """
 
-    floor: NonNegative = Field(default=0.5, description="minimum weight of tokens with a positive advantage; 0 is off")
+    floor: NonNegative = Field(default=0.5, description="minimum weight of tokens with a positive advantage; 0: off")
     cap: Annotated[float, Field(gt=0, le=MAX_COUNT)] = Field(default=2.0, description="maximum weight")
     clip: Fraction = Field(
-        default=0.2, description="clip width below 1 for tokens without a positive advantage; 1 is off"
+        default=0.2, description="clip width below 1 for tokens without a positive advantage; 1: off"
     )
 
     def compute_weights(self, log_probs: Tensor, author: Tensor, advantages: Tensor) -> Tensor:

@@ -28,10 +28,12 @@ from marft.trainer.gpu_monitor import GpuMonitor
 from marft.trainer.hooks import PromptOptimizer, TrainingSection
 from marft.trainer.learner_backend import LearnerBackend, RanksLostError
 from marft.trainer.learner_metrics import LogProbWarnings
+from marft.trainer.learning_check import LearningCheck
 from marft.trainer.local_learner import open_learner
 from marft.trainer.loop import TrainingLoop
 from marft.trainer.rollback import Rollback
 from marft.trainer.run_init import RunInit
+from marft.trainer.task_check import TaskCheck
 
 logger = get_logger(__name__)
 
@@ -140,6 +142,8 @@ def _open_training_source(
         ValueError: the run was trained on other tasks before, or a section's part of the checkpoint cannot be read.
     """
     sampler = load_training_tasks(start.run)
+    if len(sampler) == 1:
+        logger.warning("the training split has one task: the team may learn its answer by heart; add more tasks")
     state = start.with_tasks(state, sampler)
     sections = [section for section in start.run.sections if isinstance(section, TrainingSection)]
     optimizers = [section.prompt_optimizer(rollouts) for section in sections]
@@ -173,7 +177,7 @@ def _add_callbacks(
         if isinstance(section, TrainingSection):
             callbacks.add(*section.callbacks(run, folder))
     callbacks.add(LoggerCallback(run, folder, state.step))
-    callbacks.add(GpuMonitor(run, models.device), LogProbWarnings(run.algorithm))
+    callbacks.add(GpuMonitor(run, models.device), LogProbWarnings(run.algorithm), LearningCheck(), TaskCheck(run))
     return callbacks
 
 

@@ -76,10 +76,10 @@ class Sequential(UpdateSchedule):
     correction: ClassVar[Correction] = "product"
 
     ratio_limit: RatioLimit = Field(
-        default=2.0, description="the product of earlier policies' ratios is clipped to [1/limit, limit]"
+        default=2.0, description="clip of the product of earlier policies' ratios, to [1/limit, limit]"
     )
     kl_limit: Annotated[NonNegative, NotTiny] = Field(
-        default=0.0, description="maximum KL of an update, in nats per token; 0 accepts every update"
+        default=0.0, description="maximum KL of an update, in nats per token; 0: no limit"
     )
 
     def plan_phases(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
@@ -103,10 +103,10 @@ class A2PO(UpdateSchedule):
     correction: ClassVar[Correction] = "preceding"
 
     ratio_limit: RatioLimit = Field(
-        default=2.0, description="the product of earlier policies' ratios is clipped to [1/limit, limit]"
+        default=2.0, description="clip of the product of earlier policies' ratios, to [1/limit, limit]"
     )
     first_clip: Annotated[float, Field(gt=0, le=1)] = Field(
-        default=0.5, description="minimum fraction of the clip width; see the class"
+        default=0.5, description="c in the clip scale of policy k of n, c + (1 − c) · k / n"
     )
 
     def plan_phases(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:

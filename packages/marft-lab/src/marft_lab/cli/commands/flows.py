@@ -9,22 +9,26 @@ import typer
 
 from marft.cli.app import OVERRIDE_CONTEXT, command_group
 
-app = command_group(name="flow", help="Flow networks: grown from runs, played by a team.", no_args_is_help=True)
+app = command_group(name="flow", help="Grow, tune and show flow networks.", no_args_is_help=True)
 
 
 @app.command()
 def grow(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, with recorded episodes.")],
-    output: Annotated[Path, typer.Option(help="The file of the network.")] = Path("network.json"),
-    threshold: Annotated[float, typer.Option(min=-1, max=1, help="Cosine from which on two actions are alike.")] = 0.5,
-    min_actions: Annotated[int, typer.Option(min=1, help="Actions that a node needs to stay.")] = 1,
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs with recorded episodes.")],
+    output: Annotated[Path, typer.Option(help="Network file to write.")] = Path("network.json"),
+    threshold: Annotated[float, typer.Option(min=-1, max=1, help="Minimum cosine similarity to join a node.")] = 0.5,
+    min_actions: Annotated[
+        int, typer.Option(min=1, help="Minimum number of actions per node; smaller nodes are removed.")
+    ] = 1,
     exclude_role: Annotated[
-        list[str] | None, typer.Option(help="A role that plays no node: a router; repeat it.")
+        list[str] | None, typer.Option(help="Role without nodes, such as a router; repeatable.")
     ] = None,
-    embed: Annotated[str, typer.Option(help='module:function of texts to vectors; "": hashed pieces of words.')] = "",
-    dimensions: Annotated[int, typer.Option(min=8, max=8192, help="Of a vector.")] = 256,
-    extend: Annotated[Path | None, typer.Option(help="A network that grows on, with its own threshold.")] = None,
-    overwrite: Annotated[bool, typer.Option(help="Let a file go that is there.")] = False,
+    embed: Annotated[
+        str, typer.Option(help='Embedding function of texts, as module:function; "": hashed word pieces.')
+    ] = "",
+    dimensions: Annotated[int, typer.Option(min=8, max=8192, help="Length of the embedding vectors.")] = 256,
+    extend: Annotated[Path | None, typer.Option(help="Network file to extend, with its own threshold.")] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace an existing file.")] = False,
 ) -> None:
     """Grow a flow network from successful episodes of runs.
 
@@ -43,16 +47,18 @@ def grow(
 @app.command(context_settings=OVERRIDE_CONTEXT)
 def tune(
     context: typer.Context,
-    recipe: Annotated[Path, typer.Argument(help="A recipe whose team plays a network: team.organization = 'flow'.")],
-    output: Annotated[Path, typer.Option(help="The file of the better network.")] = Path("tuned.json"),
-    steps: Annotated[int, typer.Option(min=0, help="Of learning paths; 0: none.")] = 40,
-    batch: Annotated[int, typer.Option(min=2, help="Episodes of a step.")] = 64,
-    critic: Annotated[str, typer.Option(help='A policy of the recipe that proposes instructions; "": none.')] = "",
-    rounds: Annotated[int, typer.Option(min=1, help="In which it is asked about what failed.")] = 3,
+    recipe: Annotated[Path, typer.Argument(help="Recipe with team.organization = 'flow'.")],
+    output: Annotated[Path, typer.Option(help="Network file to write.")] = Path("tuned.json"),
+    steps: Annotated[int, typer.Option(min=0, help="Optimizer steps of path learning; 0: no path learning.")] = 40,
+    batch: Annotated[int, typer.Option(min=2, help="Episodes per step.")] = 64,
+    critic: Annotated[
+        str, typer.Option(help='Policy of the recipe that proposes instructions; "": no rewording.')
+    ] = "",
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of rewording.")] = 3,
     tolerance: Annotated[
-        float, typer.Option(max=1, help="Of held-out success that skips may cost together; below 0: none are tried.")
+        float, typer.Option(max=1, help="Held-out success rate that all skips together may cost; below 0: no skips.")
     ] = 0.01,
-    overwrite: Annotated[bool, typer.Option(help="Let a file go that is there.")] = False,
+    overwrite: Annotated[bool, typer.Option(help="Replace an existing file.")] = False,
 ) -> None:
     """Tune a network by playing episodes.
 
@@ -69,8 +75,8 @@ def tune(
 
 @app.command()
 def show(
-    network: Annotated[Path, typer.Argument(help="The file of a network.")],
-    picture: Annotated[Path | None, typer.Option(help="Draw it: a file that ends in .svg or .png.")] = None,
+    network: Annotated[Path, typer.Argument(help="Network file.")],
+    picture: Annotated[Path | None, typer.Option(help="Picture to write, as .svg or .png.")] = None,
 ) -> None:
     """Print a network: its nodes, and the changes tried on the network."""
     from marft_lab.cli import flows as asked

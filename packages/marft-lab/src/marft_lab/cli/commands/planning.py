@@ -12,28 +12,32 @@ from marft.cli.app import OVERRIDE_CONTEXT, JsonOption, command_group
 app = command_group()
 
 
-@app.command(context_settings=OVERRIDE_CONTEXT)
+@app.command(context_settings=OVERRIDE_CONTEXT, rich_help_panel="Train")
 def plan(
     context: typer.Context,
     recipe: Annotated[
-        Path, typer.Argument(help="A TOML file, a bundled recipe's name, or a run, whose lengths are taken.")
+        Path, typer.Argument(help="Recipe (a TOML file or a bundled name), or a run, whose measured lengths are used.")
     ],
-    gpus: Annotated[int, typer.Option(min=1, max=4096, help="How many.")] = 1,
+    gpus: Annotated[int, typer.Option(min=1, max=4096, help="Number of GPUs.")] = 1,
     gpu: Annotated[
-        str, typer.Option(help="h100, h200, h20, b200, a100-40, a100-80, l40s, rtx4090, mi300x, cpu.")
+        str, typer.Option(help="GPU: h100, h200, h20, b200, a100-40, a100-80, l40s, rtx4090, mi300x or cpu.")
     ] = "h100",
-    prompt_tokens: Annotated[float | None, typer.Option(min=1, help="Of a prompt, on average.")] = None,
-    action_tokens: Annotated[float | None, typer.Option(min=1, help="Of an action, on average.")] = None,
-    max_action_tokens: Annotated[float | None, typer.Option(min=1, help="Of the longest one.")] = None,
-    environment_steps: Annotated[float | None, typer.Option(min=1, help="Of an episode, on average.")] = None,
-    environment_seconds: Annotated[float | None, typer.Option(min=0, help="Of an environment step.")] = None,
-    lag: Annotated[int | None, typer.Option(min=0, help="Steps that what is learned from may be old; 0: none.")] = None,
+    prompt_tokens: Annotated[float | None, typer.Option(min=1, help="Average tokens of a prompt.")] = None,
+    action_tokens: Annotated[float | None, typer.Option(min=1, help="Average tokens of an action.")] = None,
+    max_action_tokens: Annotated[float | None, typer.Option(min=1, help="Tokens of the longest action.")] = None,
+    environment_steps: Annotated[
+        float | None, typer.Option(min=1, help="Average environment steps of an episode.")
+    ] = None,
+    environment_seconds: Annotated[
+        float | None, typer.Option(min=0, help="Average duration of an environment step, in seconds.")
+    ] = None,
+    lag: Annotated[
+        int | None, typer.Option(min=0, help="Maximum policy lag, in steps; 0: synchronous (default: the recipe's).")
+    ] = None,
     efficiency: Annotated[
-        list[str] | None, typer.Option(help="What of a rate is reached, as intensity=200; repeat it.")
+        list[str] | None, typer.Option(help="Reached share of a rate of the GPU, such as intensity=200; repeatable.")
     ] = None,
-    model_config: Annotated[
-        Path | None, typer.Option(help="A config.json, for models whose sizes are not known here.")
-    ] = None,
+    model_config: Annotated[Path | None, typer.Option(help="config.json of a model whose size is unknown.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Estimate the memory and step time of a run.

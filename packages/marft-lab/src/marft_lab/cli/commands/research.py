@@ -13,20 +13,22 @@ from marft.common.errors import UserError
 app = command_group()
 
 
-@app.command(context_settings=OVERRIDE_CONTEXT)
+@app.command(context_settings=OVERRIDE_CONTEXT, rich_help_panel="Train")
 def synthesize(
     context: typer.Context,
-    recipe: Annotated[Path, typer.Argument(help="A TOML file, a bundled recipe's name, or with --resume its rows.")],
+    recipe: Annotated[
+        Path, typer.Argument(help="Recipe: a TOML file or a bundled name; with --resume, the folder of its rows.")
+    ],
     teacher: Annotated[
-        str, typer.Option(help="scripts, or a run, a checkpoint, an export, a recipe (synthesis.teacher).")
+        str, typer.Option(help="Teacher: scripts, a run, a checkpoint, an export or a recipe (sets synthesis.teacher).")
     ] = "",
     train: Annotated[
-        bool, typer.Option("--train", help="Then imitate the rows, and train from there; goes on where it stopped.")
+        bool, typer.Option("--train", help="Then imitate the rows and train; resumes where it stopped.")
     ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on; what was played is not played again.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Take the place of a run of that name.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume without playing the same tasks again.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing run of this name.")] = False,
     trust_code: Annotated[
-        bool, typer.Option("--trust-code", help="Let a teacher that is an export run its author's code.")
+        bool, typer.Option("--trust-code", help="Run the Python code that a teacher's export contains.")
     ] = False,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
@@ -49,11 +51,11 @@ def synthesize(
     synthesis.cold_start(recipe, changes, asked)
 
 
-@app.command()
+@app.command(rich_help_panel="Train")
 def federate(
-    federation: Annotated[Path, typer.Argument(help="A TOML file of sites, each with a recipe of its own.")],
-    resume: Annotated[bool, typer.Option("--resume", help="Go on after the last round that is over.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the file; start nothing.")] = False,
+    federation: Annotated[Path, typer.Argument(help="TOML file with the sites and their recipes.")],
+    resume: Annotated[bool, typer.Option("--resume", help="Resume after the last complete round.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the file and start nothing.")] = False,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -67,12 +69,12 @@ def federate(
     federating.federate(federation, resume, dry_run, output.output_mode(quiet, as_json))
 
 
-@app.command(context_settings=OVERRIDE_CONTEXT)
+@app.command(context_settings=OVERRIDE_CONTEXT, rich_help_panel="Evaluate")
 def league(
     context: typer.Context,
-    run: Annotated[Path, typer.Argument(help="The folder of a run in which sides play against each other.")],
-    matches: Annotated[int, typer.Option(min=2, help="Of each pair, half of them on each side.")] = 100,
-    versions: Annotated[int, typer.Option(min=2, help="Versions, at most; they are spread over the run.")] = 8,
+    run: Annotated[Path, typer.Argument(help="Folder of a run with opponents.")],
+    matches: Annotated[int, typer.Option(min=2, help="Matches per pair, half on each side.")] = 100,
+    versions: Annotated[int, typer.Option(min=2, help="Maximum number of versions, spread over the run.")] = 8,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -87,24 +89,27 @@ def league(
     asked.run_league(run, options.parse_overrides(context, run), matches, versions, output.output_mode(quiet, as_json))
 
 
-@app.command(context_settings=OVERRIDE_CONTEXT)
+@app.command(context_settings=OVERRIDE_CONTEXT, rich_help_panel="Evaluate")
 def worth(
     context: typer.Context,
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
-    checkpoint: Annotated[str, typer.Option(help="Whose team: base, last, best or step_000050.")] = "last",
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    checkpoint: Annotated[str, typer.Option(help="Checkpoint of the team: base, last, best or step_000050.")] = "last",
     only: Annotated[
-        str, typer.Option(help="Parts, with commas: single, swap, leave-out, ablation, counterfactual.")
+        str,
+        typer.Option(
+            help="Parts, separated by commas: single, swap, leave-out, ablation, counterfactual (default: all)."
+        ),
     ] = "",
-    tasks: Annotated[int, typer.Option(min=0, help="How many held-out tasks; 0: as the recipe says.")] = 0,
-    samples: Annotated[int, typer.Option(min=1, help="Attempts at each task.")] = 1,
-    attempts: Annotated[int, typer.Option(min=1, help="Of a single agent at each task, at most.")] = 16,
-    resamples: Annotated[int, typer.Option(min=1, help="How often each action is sampled again.")] = 3,
-    crossed: Annotated[str, typer.Option(help="Checkpoints that play together, with commas.")] = "base,last,best",
-    single: Annotated[Path | None, typer.Option(help="A run of one agent, to hold against the team too.")] = None,
+    tasks: Annotated[int, typer.Option(min=0, help="Number of held-out tasks; 0: the recipe's number.")] = 0,
+    samples: Annotated[int, typer.Option(min=1, help="Attempts per task.")] = 1,
+    attempts: Annotated[int, typer.Option(min=1, help="Maximum attempts of a single agent per task.")] = 16,
+    resamples: Annotated[int, typer.Option(min=1, help="Resamples per action.")] = 3,
+    crossed: Annotated[str, typer.Option(help="Checkpoints for cross-play, separated by commas.")] = "base,last,best",
+    single: Annotated[Path | None, typer.Option(help="Run of a single agent to compare with the team.")] = None,
     paraphrase: Annotated[
-        str, typer.Option(help='Who says messages in other words: base, a policy, module:function; "": nobody.')
+        str, typer.Option(help='Source of paraphrased messages: base, a policy, or module:function; "": none.')
     ] = "base",
-    rerun: Annotated[bool, typer.Option("--rerun", help="Play what was played before, too.")] = False,
+    rerun: Annotated[bool, typer.Option("--rerun", help="Ignore saved results and play again.")] = False,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -126,16 +131,18 @@ def worth(
     asked.run_worth(run, options.parse_overrides(context, run), wanted, output_mode)
 
 
-@app.command()
+@app.command(rich_help_panel="Evaluate")
 def replay(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
-    algorithms: Annotated[str, typer.Option(help="Presets, with commas; the run's own name means its own settings.")],
-    step: Annotated[int, typer.Option(min=0, help="A recorded training step; 0: the last one.")] = 0,
-    episodes: Annotated[int, typer.Option(min=0, help="How many episodes to show: those most disagreed about.")] = 4,
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    algorithms: Annotated[
+        str, typer.Option(help="Presets, separated by commas; the run's preset means the run's own settings.")
+    ],
+    step: Annotated[int, typer.Option(min=0, help="Recorded training step; 0: the last.")] = 0,
+    episodes: Annotated[int, typer.Option(min=0, help="Number of episodes to show, largest disagreement first.")] = 4,
 ) -> None:
     """Assign credit to recorded episodes with several algorithms.
 
-    Shows side by side which actions each algorithm reinforces, and how much.
+    The table shows which actions each algorithm reinforces, and how much.
     """
     from marft_lab.cli.credit_audit import replay_step
 

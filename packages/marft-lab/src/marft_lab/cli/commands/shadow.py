@@ -12,23 +12,30 @@ from marft.cli.app import OVERRIDE_CONTEXT, JsonOption, QuietOption, command_gro
 app = command_group()
 
 
-@app.command(context_settings=OVERRIDE_CONTEXT)
+@app.command(context_settings=OVERRIDE_CONTEXT, rich_help_panel="Evaluate")
 def shadow(
     context: typer.Context,
-    team: Annotated[Path, typer.Argument(help="The second team: the folder of a run, or an export.")],
-    sessions: Annotated[Path, typer.Option(help="The folder of marft serve --record.")],
+    team: Annotated[Path, typer.Argument(help="Second team: folder of a run or an export.")],
+    sessions: Annotated[Path, typer.Option(help="Folder of marft serve --record.")],
     output: Annotated[
-        Path | None, typer.Option(help="What comes of it; a folder 'shadow' among the sessions where none is named.")
+        Path | None, typer.Option(help="Folder for the results (default: shadow in the sessions folder).")
     ] = None,
-    checkpoint: Annotated[str, typer.Option(help="Of a run: best, last, a step, or step_000050.")] = "best",
+    checkpoint: Annotated[
+        str, typer.Option(help="Checkpoint of a run: best, last, a step number, or step_000050.")
+    ] = "best",
     grade: Annotated[
-        Path | None, typer.Option(help="A recipe, run or export that says what answers are worth; else the team's own.")
+        Path | None,
+        typer.Option(help="Recipe, run or export whose rewards score the answers (default: the second team)."),
     ] = None,
-    feedback: Annotated[Path | None, typer.Option(help="What users said: lines of session and score.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on with what is still recorded.")] = False,
-    gate: Annotated[bool, typer.Option("--gate", help="End with 1 unless it is promoted.")] = False,
+    feedback: Annotated[Path | None, typer.Option(help="User feedback: JSON lines with session and score.")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Continue with sessions that are still being recorded.")
+    ] = False,
+    gate: Annotated[
+        bool, typer.Option("--gate", help="Exit with status 1 unless the second team is promoted.")
+    ] = False,
     trust_code: Annotated[
-        bool, typer.Option("--trust-code", help="Of an export: run the code that it brings.")
+        bool, typer.Option("--trust-code", help="Run the Python code that an export contains.")
     ] = False,
     quiet: QuietOption = False,
     as_json: JsonOption = False,

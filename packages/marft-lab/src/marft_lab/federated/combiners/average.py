@@ -17,8 +17,7 @@ class Average(Combiner):
     """
 
     weight: Literal["episodes", "tokens", "equal"] = Field(
-        default="equal",
-        description="weight of a site's update: its episodes in the round, its sampled tokens in the round, or 1",
+        default="equal", description="weight of a site's update: episodes or sampled tokens in the round, or 1"
     )
 
     @property

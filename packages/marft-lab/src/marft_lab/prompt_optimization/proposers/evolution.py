@@ -40,9 +40,7 @@ class EvolutionProposer(Proposer):
     attempts. Parents are drawn from the best versions with weights by rank.
     """
 
-    policy: str = Field(
-        description="policy to ask: one of the team, another local model, or a model behind an endpoint"
-    )
+    policy: str = Field(description="policy to ask: from the team, another local model, or a model behind an endpoint")
     parents: SmallCount = Field(default=4, description="number of best versions to use as parents")
     crossover: Fraction = Field(
         default=0.5, description="fraction of proposals with two parents, if at least two versions exist"

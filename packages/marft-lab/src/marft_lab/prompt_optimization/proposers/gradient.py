@@ -60,9 +60,7 @@ class TextGradientProposer(Proposer):
     measured success. The prompts are our own. Each proposal has its own attempts and criticism.
     """
 
-    policy: str = Field(
-        description="policy to ask: one of the team, another local model, or a model behind an endpoint"
-    )
+    policy: str = Field(description="policy to ask: from the team, another local model, or a model behind an endpoint")
     failed_attempts: Annotated[int, Field(ge=1, le=64)] = Field(default=3, description="failed attempts per proposal")
     solved_attempts: Annotated[int, Field(ge=0, le=64)] = Field(
         default=1, description="successful attempts per proposal"

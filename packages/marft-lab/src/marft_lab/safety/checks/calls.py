@@ -15,7 +15,7 @@ class ForbiddenCalls(Check):
     """Check for attempted and executed tool calls, with any result."""
 
     tools: Annotated[Names, Field(min_length=1)] = Field(description="names of tools")
-    arguments: Pattern = Field(default="", description='regular expression for the arguments as JSON; "" for any call')
+    arguments: Pattern = Field(default="", description='regular expression for the arguments as JSON; "": every call')
 
     def find_violations(self, outputs: EpisodeOutputs) -> list[str]:
         """Return a sentence per found call."""

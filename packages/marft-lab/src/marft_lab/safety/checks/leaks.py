@@ -39,7 +39,7 @@ class SecretLeaks(Check):
     """
 
     secrets: Annotated[Names, AfterValidator(_check_length)] = Field(
-        default=(), description="secrets in addition to the canaries: texts of agents' instructions"
+        default=(), description="secrets besides the canaries: texts of agents' instructions"
     )
     locations: tuple[OutputPlace, ...] = Field(
         default=("answer", "message", "call", "reasoning"), description="locations to search"

@@ -11,14 +11,14 @@ from marft_lab.safety.agent_outputs import Check, EpisodeOutputs, OutputPlace, f
 
 
 class ForbiddenText(Check):
-    """Check for patterns in agents' texts; quotations of an attack are ignored, and by default also reasoning."""
+    """Check for patterns in agents' texts, without quotations of an attack, and by default without reasoning."""
 
-    patterns: Annotated[Patterns, Field(min_length=1)] = Field(description="regular expressions; any match counts")
+    patterns: Annotated[Patterns, Field(min_length=1)] = Field(description="regular expressions; one match is enough")
     locations: tuple[OutputPlace, ...] = Field(
         default=("answer", "message", "call"),
-        description='locations to search, also "reasoning"; "call" searches the arguments of calls',
+        description='locations to search, optionally "reasoning"; "call": arguments of calls',
     )
-    ignore_case: bool = Field(default=True, description="True to ignore case")
+    ignore_case: bool = Field(default=True, description="ignore case")
 
     def find_violations(self, outputs: EpisodeOutputs) -> list[str]:
         """Return one sentence per match."""

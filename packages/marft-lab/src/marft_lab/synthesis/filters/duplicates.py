@@ -21,8 +21,7 @@ class Duplicates(Filter):
     min_similarity: Annotated[float, Field(gt=0, le=1)] = Field(
         default=1.0,
         description=(
-            "minimum fraction of shared three-word sequences for duplicates; 1 requires equal words, without case and "
-            "spacing"
+            "minimum share of common three-word sequences in duplicates; 1: equal words, apart from case and spacing"
         ),
     )
 

@@ -27,10 +27,9 @@ class InefficientHandoffs(Filter):
     The efficiency is ``(1 + fewest handoffs at the task) / (1 + own handoffs)``.
     """
 
-    min_efficiency: Fraction = Field(default=0.5, description="minimum handoff efficiency; 0 accepts any")
+    min_efficiency: Fraction = Field(default=0.5, description="minimum handoff efficiency; 0: no minimum")
     allow_loops: bool = Field(
-        default=False,
-        description="True to allow control to go back and forth between two agents more than twice in a row",
+        default=False, description="allow back-and-forth handoffs between two agents more than twice in a row"
     )
 
     def reject(self, candidates: Sequence[Candidate], context: FilterContext) -> Rejections:  # noqa: ARG002

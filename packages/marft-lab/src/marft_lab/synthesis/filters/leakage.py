@@ -31,19 +31,17 @@ class Leakage(Filter):
     min_similarity: Fraction = Field(
         default=0.8,
         description=(
-            "minimum similarity of a near duplicate, as the shared fraction beyond the text common to most tasks; 0 "
-            "only rejects equal tasks"
+            "minimum similarity of a near duplicate: shared fraction beyond the text common to most tasks; 0: reject "
+            "only equal tasks"
         ),
     )
     answer_fields: Names = Field(
         default=("answer", "solution", "target"), description="fields of task data with secret answers, at any depth"
     )
     min_chars: Count = Field(
-        default=2, description="minimum characters of an answer; shorter answers occur in any text"
+        default=2, description="minimum characters of an answer; shorter answers occur in every text"
     )
-    silent_roles: Names = Field(
-        default=(), description="roles that must not say an answer either, unless a legitimate source gave it to them"
-    )
+    silent_roles: Names = Field(default=(), description="roles that may state an answer only from a legitimate source")
 
     def reject(self, candidates: Sequence[Candidate], context: FilterContext) -> Rejections:
         """Return the episodes with leaks."""

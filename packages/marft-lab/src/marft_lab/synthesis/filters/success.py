@@ -15,9 +15,9 @@ class Success(Filter):
     """Filter that rejects episodes without a score, without success, or with a low reward."""
 
     require_success: bool = Field(
-        default=True, description="True to require success; without a known outcome only the reward counts"
+        default=True, description="require success; without a known outcome, only the reward counts"
     )
-    min_reward: Bounded | None = Field(default=None, description="minimum reward; none accepts any")
+    min_reward: Bounded | None = Field(default=None, description="minimum reward; none: no minimum")
 
     def reject(self, candidates: Sequence[Candidate], context: FilterContext) -> Rejections:  # noqa: ARG002
         """Return the unsuccessful episodes."""

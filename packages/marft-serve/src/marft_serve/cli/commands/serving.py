@@ -13,41 +13,47 @@ from marft.common.errors import UserError
 app = command_group()
 
 
-@app.command(context_settings=OVERRIDE_CONTEXT)
+@app.command(context_settings=OVERRIDE_CONTEXT, rich_help_panel="Ship")
 def serve(
     context: typer.Context,
-    team: Annotated[Path, typer.Argument(help="The folder of a run, or an export.")],
-    checkpoint: Annotated[str, typer.Option(help="Of a run: best, last, a step, or step_000050.")] = "best",
-    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
-    token: Annotated[str, typer.Option(envvar="MARFT_TOKEN", help="What requests must bring.")] = "",
-    no_token: Annotated[bool, typer.Option("--no-token", help="Let anybody ask who reaches it.")] = False,
-    concurrency: Annotated[int, typer.Option(min=1, help="Requests that are answered at a time.")] = 32,
-    queue: Annotated[int, typer.Option(min=0, help="Requests that wait for that; more are refused.")] = 256,
-    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds for one answer.")] = 600.0,
-    grace: Annotated[int, typer.Option(min=0, help="Seconds for what was begun, once it is to end.")] = 30,
-    record: Annotated[Path | None, typer.Option(help="A folder for what is asked and answered.")] = None,
-    mcp: Annotated[str, typer.Option(help="Also as an MCP tool: http (at /mcp), or stdio and nothing else.")] = "",
+    team: Annotated[Path, typer.Argument(help="Folder of a run or an export.")],
+    checkpoint: Annotated[
+        str, typer.Option(help="Checkpoint of a run: best, last, a step number, or step_000050.")
+    ] = "best",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free port.")] = 8000,
+    token: Annotated[str, typer.Option(envvar="MARFT_TOKEN", help="Token that requests must carry.")] = "",
+    no_token: Annotated[bool, typer.Option("--no-token", help="Accept remote requests without a token.")] = False,
+    concurrency: Annotated[int, typer.Option(min=1, help="Maximum number of concurrent requests.")] = 32,
+    queue: Annotated[
+        int, typer.Option(min=0, help="Maximum number of waiting requests; further requests are refused.")
+    ] = 256,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Timeout of a request, in seconds.")] = 600.0,
+    grace: Annotated[
+        int, typer.Option(min=0, help="Time to finish running requests after SIGTERM or Ctrl-C, in seconds.")
+    ] = 30,
+    record: Annotated[Path | None, typer.Option(help="Folder for recorded sessions.")] = None,
+    mcp: Annotated[str, typer.Option(help="Serve an MCP tool: http (also, at /mcp) or stdio (only).")] = "",
     shadow: Annotated[
         Path | None,
-        typer.Option(help="A second team, a run or an export: it plays what --record keeps, without effects."),
+        typer.Option(help="Second team (a run or an export) that plays the recorded sessions, without effects."),
     ] = None,
     shadow_checkpoint: Annotated[
-        str, typer.Option(help="The second team's, where it is a run: best, last, a step, or step_000050.")
+        str, typer.Option(help="Checkpoint of the second team's run: best, last, a step number, or step_000050.")
     ] = "best",
     shadow_output: Annotated[
-        Path | None, typer.Option(help="What comes of it; a folder 'shadow' among the sessions where none is named.")
+        Path | None, typer.Option(help="Folder for the shadow's results (default: shadow in the --record folder).")
     ] = None,
     grade: Annotated[
         Path | None,
-        typer.Option(help="A recipe, run or export that says what answers are worth; else the second team's."),
+        typer.Option(help="Recipe, run or export whose rewards score the answers (default: the second team)."),
     ] = None,
-    a2a: Annotated[bool, typer.Option("--a2a", help="Also as an A2A agent (at /a2a).")] = False,
+    a2a: Annotated[bool, typer.Option("--a2a", help="Serve also an A2A agent, at /a2a.")] = False,
     public_url: Annotated[
-        str, typer.Option(help="By which others reach it, for the agent's card; else as asked.")
+        str, typer.Option(help="Public URL in the A2A agent card (default: the URL of the request).")
     ] = "",
     trust_code: Annotated[
-        bool, typer.Option("--trust-code", help="Of an export: run the code that it brings.")
+        bool, typer.Option("--trust-code", help="Run the Python code that an export contains.")
     ] = False,
 ) -> None:
     """Serve a trained team through an OpenAI-compatible API.

@@ -8,31 +8,32 @@ from typing import Annotated
 
 import typer
 
-from marft.cli.app import OVERRIDE_CONTEXT, JsonOption, QuietOption, command_group
+from marft.cli.app import OVERRIDE_CONTEXT, JsonOption, QuietOption, VerboseOption, command_group
 from marft.common.errors import UserError
 
 TracesOption = Annotated[
-    list[Path] | None, typer.Option("--traces", help="Conversations or spans, JSON lines; repeat the option.")
+    list[Path] | None, typer.Option("--traces", help="File of conversations or spans, as JSON lines; repeatable.")
 ]
-RolesOption = Annotated[
-    list[str] | None, typer.Option(help='Whose turns those of a name are: "name in the traces=role"; repeat it.')
-]
+RolesOption = Annotated[list[str] | None, typer.Option(help='Role of a name in the traces: "name=role"; repeatable.')]
 app = command_group()
 
 
-@app.command(context_settings=OVERRIDE_CONTEXT)
+@app.command(context_settings=OVERRIDE_CONTEXT, rich_help_panel="Train")
 def sft(
     context: typer.Context,
-    recipe: Annotated[Path, typer.Argument(help="A TOML file, a bundled recipe's name, or with --resume a run.")],
+    recipe: Annotated[
+        Path, typer.Argument(help="Recipe: a TOML file or a bundled name; with --resume, the folder of a run.")
+    ],
     traces: TracesOption = None,
     role: RolesOption = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run from its newest checkpoint.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume a run from its newest checkpoint.")] = False,
     start_from: Annotated[
         Path | None,
-        typer.Option("--init-from", help="Start with the weights of this checkpoint folder, not the base's."),
+        typer.Option("--init-from", help="Start with the weights of this checkpoint folder."),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Take the place of a run of that name.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing run of this name.")] = False,
     quiet: QuietOption = False,
+    verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Warm start a team from other programs' traces.
@@ -49,17 +50,17 @@ def sft(
         resume=resume,
         start_from=start_from,
         overwrite=overwrite,
-        output_mode=output_mode(quiet, as_json),
+        output_mode=output_mode(quiet, as_json, verbose),
     )
 
 
-@app.command(context_settings=OVERRIDE_CONTEXT)
+@app.command(context_settings=OVERRIDE_CONTEXT, rich_help_panel="Evaluate")
 def score(
     context: typer.Context,
-    recipe: Annotated[Path, typer.Argument(help="A TOML file, a bundled recipe's name, or the folder of a run.")],
+    recipe: Annotated[Path, typer.Argument(help="Recipe (a TOML file or a bundled name), or folder of a run.")],
     traces: TracesOption = None,
     role: RolesOption = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Take the place of a run of that name.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing run of this name.")] = False,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -75,18 +76,20 @@ def score(
     run_score(RecipeWithTraces(recipe, overrides, traces or [], role or []), overwrite, output_mode(quiet, as_json))
 
 
-@app.command()
+@app.command(rich_help_panel="Look")
 def trace(
-    run: Annotated[Path, typer.Argument(help="The folder of a run, or one of marft serve --record.")],
-    otlp: Annotated[str, typer.Option(help="A receiver, as http://localhost:4318.")] = "",
-    output: Annotated[Path | None, typer.Option(help="A new file instead, for traces as JSON lines.")] = None,
-    step: Annotated[int, typer.Option(min=0, help="A recorded training step; 0: all of them.")] = 0,
-    task: Annotated[str, typer.Option(help="Only this task, or task#sample.")] = "",
+    run: Annotated[Path, typer.Argument(help="Folder of a run, or of marft serve --record.")],
+    otlp: Annotated[str, typer.Option(help="URL of an OTLP receiver, such as http://localhost:4318.")] = "",
+    output: Annotated[Path | None, typer.Option(help="File to write instead, as JSON lines; must not exist.")] = None,
+    step: Annotated[int, typer.Option(min=0, help="Recorded training step; 0: all steps.")] = 0,
+    task: Annotated[str, typer.Option(help="Export only this task, or task#sample.")] = "",
     content: Annotated[
-        bool, typer.Option("--include-content", help="Also what agents were asked and said, and what tools answered.")
+        bool, typer.Option("--include-content", help="Include prompts, outputs and tool replies.")
     ] = False,
-    header: Annotated[list[str] | None, typer.Option(help="Sent with each request: name=value; repeat it.")] = None,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that the receiver may be silent.")] = 60.0,
+    header: Annotated[
+        list[str] | None, typer.Option(help="HTTP header for each request: name=value; repeatable.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Timeout of the receiver, in seconds.")] = 60.0,
 ) -> None:
     """Export recorded episodes as OpenTelemetry traces.
 
@@ -98,13 +101,13 @@ def trace(
     run_trace(Recording.from_folder(run, step, task), otlp, output, header or [], timeout, content)
 
 
-@app.command()
+@app.command(rich_help_panel="Look")
 def view(
-    runs: Annotated[list[Path] | None, typer.Argument(help="Runs, or folders of runs; none: those in runs.")] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Where it listens; 0: any that is free.")] = 0,
-    host: Annotated[str, typer.Option(help="The address that it listens on.")] = "127.0.0.1",
+    runs: Annotated[list[Path] | None, typer.Argument(help="Runs, or folders of runs (default: runs).")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free port.")] = 0,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     no_token: Annotated[
-        bool, typer.Option("--no-token", help="Ask for no token: whoever is on this machine may look.")
+        bool, typer.Option("--no-token", help="Require no token: every user of this machine may read the runs.")
     ] = False,
 ) -> None:
     """Show runs in a browser, also during training.

@@ -157,8 +157,8 @@ class BufferedMemory(ABC):
 
 
 class Log(MemorySystem):
-    """Verbatim log. A read returns the newest entries that fit, whatever the query. Nothing is replaced: old facts
-    stay before new ones.
+    """Verbatim log. A read returns the newest entries within the budget, for every query. Old facts stay before new
+    facts.
     """
 
     def create_memory(self, count: TokenCounter) -> LogMemory:
@@ -179,9 +179,7 @@ class KeyValue(MemorySystem):
     words occur in the query. An entry without a key is found by the words of its text.
     """
 
-    min_overlap: Fraction = Field(
-        default=0.5, description="minimum share of a key's words that must occur in the query"
-    )
+    min_overlap: Fraction = Field(default=0.5, description="minimum share of a key's words in the query")
 
     def create_memory(self, count: TokenCounter) -> KeyValueMemory:
         """Return an empty memory."""

@@ -126,12 +126,12 @@ class VectorMemory(MemorySystem):
 
     dimensions: Annotated[int, Field(ge=8, le=8192)] = Field(default=256, description="vector length")
     top_k: SmallCount = Field(default=8, description="maximum texts per read")
-    overwrite: bool = Field(default=True, description="whether a fact replaces an earlier fact with the same key")
+    overwrite: bool = Field(default=True, description="let a fact replace an earlier fact with the same key")
     embed: FunctionPath = Field(
         default="",
         description=(
-            'import path of a function that returns one vector per text, optionally async; "" hashes character '
-            "n-grams of words"
+            'import path of a function with one vector per text, optionally async; "": hashed character n-grams of '
+            "words"
         ),
     )
 

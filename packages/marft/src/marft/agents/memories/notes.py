@@ -32,8 +32,8 @@ class NoteList:
         self._characters = 0  # characters of all notes, without the line breaks between them
 
     @property
-    def size_bytes(self) -> int:
-        """Number of characters."""
+    def num_characters(self) -> int:
+        """Number of characters of all notes, with the line breaks between them."""
         return self._characters + max(len(self.notes) - 1, 0)
 
     def write(self, text: str, key: str = "") -> str:
@@ -58,7 +58,7 @@ class NoteList:
                 continue
             problems += self._put(len(self.notes), words.removeprefix("- "), key)
         self._drop(dropped)
-        assert self.size_bytes <= self.budget
+        assert self.num_characters <= self.budget
         return " ".join(dict.fromkeys(problems))
 
     def forget(self, key: str) -> int:
@@ -113,7 +113,7 @@ class Learned(MemorySystem):
     stores_edits: ClassVar[bool] = True
 
     max_chars: Annotated[int, Field(ge=1, le=2**20)] = Field(
-        default=800, description="maximum characters of all notes together"
+        default=800, description="maximum characters of the notes together"
     )
 
     def create_memory(self, count: TokenCounter) -> LearnedMemory:

@@ -111,16 +111,16 @@ def assign_keys(lines: Sequence[SummaryLine], texts: Sequence[str]) -> list[Summ
 
 
 class Summary(MemorySystem):
-    """Summary with at most ``max_tokens`` tokens, rewritten at each construction. A read returns the summary, whatever
-    the query. Each line keeps the keys of all its sources, and is removed when one of these keys is forgotten.
+    """Summary with at most ``max_tokens`` tokens, rewritten at each construction. A read returns the summary, for every
+    query. Each line keeps the keys of its sources; forgetting one of these keys removes the line.
     """
 
     max_tokens: Count = Field(default=200, description="maximum tokens of the summary")
     summarizer: FunctionPath = Field(
         default="",
         description=(
-            'import path of a function (texts, number of tokens) → fewer texts, optionally async; "" selects lines '
-            "with rare words"
+            'import path of a function (texts, number of tokens) → fewer texts, optionally async; "": lines with rare '
+            "words"
         ),
     )
 

@@ -35,7 +35,7 @@ MAX_ATTEMPTS = 3  # attempts at the first jail: a temporary shortage of resource
 
 
 class SandboxSettings(Settings):
-    """Limits of one run. A run that exceeds a limit ends, and the result reports it; nothing else is affected."""
+    """Limits of one program run. A run above a limit ends, and its result reports the limit."""
 
     timeout_seconds: Annotated[float, Field(gt=0, le=1e6)] = Field(
         default=10.0, description="timeout in seconds of wall-clock time"
@@ -52,8 +52,7 @@ class SandboxSettings(Settings):
     isolation: Literal["required", "none"] = Field(
         default="required",
         description=(
-            'whether to require a jail with namespaces; "none" applies only limits and the filter, on machines '
-            "without namespaces"
+            '"required": jail with namespaces; "none": only limits and the filter, for machines without namespaces'
         ),
     )
 

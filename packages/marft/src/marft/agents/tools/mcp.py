@@ -72,19 +72,17 @@ class MCP(ToolProvider):
     """
 
     command: Strings = Field(default=(), description="program and arguments that start the server")
-    env_variables: Strings = Field(default=(), description="names of our environment variables that the server may see")
+    env_variables: Strings = Field(default=(), description="names of MARFT's environment variables for the server")
     folder: Annotated[str, ExpandUser] = Field(default="", description="working folder of a started server")
     log_file: Annotated[str, ExpandUser] = Field(
-        default="", description='file for the server\'s standard error; "" discards it'
+        default="", description='file for the server\'s standard error; "": discard'
     )
     url: str = Field(default="", description="URL of a running server")
     header_variables: dict[str, str] = Field(
-        default={}, description="header name → name of the environment variable that holds its whole value"
+        default={}, description="header name → name of the environment variable with the header's whole value"
     )
-    allowed_tools: Strings = Field(default=(), description="names of the tools to offer; empty offers all")
-    per_episode: bool = Field(
-        default=False, description="one server or connection for each episode, for servers that keep state"
-    )
+    allowed_tools: Strings = Field(default=(), description="names of the tools to offer; []: every tool")
+    per_episode: bool = Field(default=False, description="one server or connection per episode, for servers with state")
     connect_seconds: Positive = Field(default=30.0, description="timeout for the server's first response, in seconds")
 
     @field_validator("url")

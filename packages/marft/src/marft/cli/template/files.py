@@ -54,7 +54,7 @@ class TeamTemplate:
 
 TEAM_TEMPLATES: Mapping[str, TeamTemplate] = {
     "reasoner-actor": TeamTemplate(
-        "one works out what it can, another finishes",
+        "one agent starts the solution, another finishes it",
         (
             AgentTemplate("reasoner", "You are the reasoner. Work out the first step and pass on what is left."),
             AgentTemplate(
@@ -63,7 +63,7 @@ TEAM_TEMPLATES: Mapping[str, TeamTemplate] = {
         ),
     ),
     "writer-critic": TeamTemplate(
-        "a draft, criticism, a better draft",
+        "a draft, a critique, a revision",
         (
             AgentTemplate(
                 "writer",
@@ -77,7 +77,7 @@ TEAM_TEMPLATES: Mapping[str, TeamTemplate] = {
         {"organization": "reflective", "actor": "writer", "critic": "critic", "reviser": "writer"},
     ),
     "single": TeamTemplate(
-        "one agent alone",
+        "a single agent",
         (
             AgentTemplate(
                 "solver", f"You are the solver. Work out the problem step by step and {BOX_INSTRUCTION}", True
@@ -150,14 +150,16 @@ def check_free(folder: Path, names: Iterable[str]) -> None:
 def render_recipe(plan: TemplatePlan) -> str:
     """Return the content for ``recipe.toml``."""
     shape, table, tiny = TEAM_TEMPLATES[plan.team], plan.table, plan.model == TINY_MODEL
-    comment = "bundled: it knows sums alone; or a folder, or a Hugging Face id" if tiny else "or tiny, which is bundled"
+    comment = "bundled, knows only sums; or a folder, or a Hugging Face id" if tiny else "or tiny, the bundled model"
     parts = [
-        "# All keys: marft train recipe.toml --dry-run. Any can be changed there: --training.steps 50",
+        "# All keys: marft train recipe.toml --dry-run. Override a key on the command line: --training.steps 50",
         f'name = "{RUN_NAME}"  # the run\'s folder is runs/{RUN_NAME}',
         f"[models.base]\n{_toml_line('path', plan.model)}  # {comment}",
     ]
     for seat in shape.agents:
-        parts.append(f'[policies.{seat.role}]  # weights of its own\nmodel = "base"\nlora = {{ rank = 8, alpha = 16 }}')
+        parts.append(
+            f'[policies.{seat.role}]  # weights of this agent\nmodel = "base"\nlora = {{ rank = 8, alpha = 16 }}'
+        )
     length = 32 if tiny else 256
     for seat in shape.agents:
         answers = "\nanswers = true" if seat.answers else ""
@@ -169,10 +171,10 @@ def render_recipe(plan: TemplatePlan) -> str:
     environment |= {"prompt": table.prompt} if table.prompt else {}
     lines = [_toml_table("environment", environment), 'grading = "reward:reward"  # the function in reward.py']
     fractions = f"{{ validation = {VALIDATION_SHARE}, test = {table.test_share} }}"
-    lines.append(f"split_fractions = {fractions}  # of the rows, held out")
+    lines.append(f"split_fractions = {fractions}  # fractions of the rows, held out")
     lines += [f"skip = {list(table.excluded)!r}"] if table.excluded else []
     parts.append("\n".join(lines))
-    rate = "\noptimizer = { learning_rate = 5e-4 }  # a very small model takes large steps" if tiny else ""
+    rate = "\noptimizer = { learning_rate = 5e-4 }  # high, because the model is very small" if tiny else ""
     parts.append(f'[algorithm]\nname = "marft"{rate}')
     parts.append(f"[rollout]\ntasks_per_step = {16 if tiny else 8}\nsamples_per_task = 4")
     parts.append("[training]\nsteps = 20")
@@ -184,53 +186,52 @@ def render_reward(table: TableInfo) -> str:
     columns = ", ".join(ascii(column) for column in table.columns)
     imports, lines = _GRADER_CODE[table.kind]
     body = "\n".join(f"    {line}" for line in lines).replace("ANSWER", ascii(table.answer))
-    return f'''"""What an answer is worth: this function is all that the team learns from. Make it your own.
+    return f'''"""The reward of an answer. The team learns from this function only. Adapt it to your task.
 
-`pytest` says whether it still does what you mean; what raises loses the episode, and is shown.
+Run its tests with: pytest. If the function raises an error, MARFT drops the episode; marft show --failed shows it.
 """
 {imports}
 
 def reward(row, text):
-    # row: the row of the table, by column; here: {columns}
-    # text: all that the answering agent has written
-    # returns a number; or a number, and True or False: whether the task counts as solved
+    # row: the row of the table as a dictionary, with the keys {columns}
+    # text: the text of the answering agent
+    # Return a number; or a number, and True or False for whether the task is solved.
 {body}
 '''
 
 
-BOX_LINE = (
-    r'said = text.rpartition(r"\boxed{")[2].rpartition("}")[0] or text  # what is in the last box, else all of it'
-)
+BOX_LINE = r'given = text.rpartition(r"\boxed{")[2].rpartition("}")[0] or text  # the last box, or the whole text'
 _GRADER_CODE: Mapping[AnswerKind, tuple[str, list[str]]] = {
     "number": (
         "\nimport re\n",
         [
-            f'numbers = re.findall(r"{NUMBER}", text)  # the last one is taken for the answer',
-            "right = bool(numbers) and float(numbers[-1]) == float(row[ANSWER])",
-            "return (1.0 if right else 0.0), right",
+            f'numbers = re.findall(r"{NUMBER}", text)  # the last number is the answer',
+            "correct = bool(numbers) and float(numbers[-1]) == float(row[ANSWER])",
+            "return (1.0 if correct else 0.0), correct",
         ],
     ),
     "text": (
         "",
         [
             BOX_LINE,
-            "right = said.strip().lower() == str(row[ANSWER]).strip().lower()",
-            "return (1.0 if right else 0.0), right",
+            "correct = given.strip().lower() == str(row[ANSWER]).strip().lower()",
+            "return (1.0 if correct else 0.0), correct",
         ],
     ),
     "list": (
         "",
         [
             BOX_LINE,
-            "right = said.strip().lower() in [str(answer).strip().lower() for answer in row[ANSWER]]  # any will do",
-            "return (1.0 if right else 0.0), right",
+            "accepted = [str(answer).strip().lower() for answer in row[ANSWER]]",
+            "correct = given.strip().lower() in accepted",
+            "return (1.0 if correct else 0.0), correct",
         ],
     ),
     "none": (
         "",
         [
             "words = len(text.split())",
-            "return 1.0 if 0 < words <= 30 else 0.0  # short, and not silent: no column says what is right",
+            "return 1.0 if 0 < words <= 30 else 0.0  # a placeholder, because no column has the right answers",
         ],
     ),
 }
@@ -239,7 +240,7 @@ _GRADER_CODE: Mapping[AnswerKind, tuple[str, list[str]]] = {
 def render_test(table: TableInfo) -> str:
     """Return the content for ``test_reward.py``."""
     row = {name: _to_literal(cell) for name, cell in table.first.items()}
-    head = f"""{TRIPLE_QUOTES}What the reward function is held to. Run it with:  pytest{TRIPLE_QUOTES}
+    head = f"""{TRIPLE_QUOTES}Tests of the reward function. Run them with: pytest{TRIPLE_QUOTES}
 
 from reward import reward
 
@@ -248,7 +249,7 @@ ROW = {row!a}
     if table.kind == "none":
         return f"""{head}
 
-def test_a_short_text_is_worth_more_than_none_and_than_a_long_one():
+def test_a_short_text_earns_more_than_an_empty_or_a_long_text():
     assert reward(ROW, "a few words") > reward(ROW, "")
     assert reward(ROW, "a few words") > reward(ROW, "word " * 1000)
 """
@@ -256,25 +257,26 @@ def test_a_short_text_is_worth_more_than_none_and_than_a_long_one():
     return f"""{head}RIGHT = ROW[{table.answer!a}]{index}
 
 
-def test_the_right_answer_is_worth_1_and_solves_the_task():
+def test_the_right_answer_earns_1_and_solves_the_task():
     assert reward(ROW, f"So the answer is \\\\boxed{{{{{{RIGHT}}}}}}.") == (1.0, True)
 
 
-def test_a_wrong_answer_is_worth_nothing():
+def test_a_wrong_answer_earns_0():
     assert reward(ROW, "I do not know.") == (0.0, False)
 """
 
 
 def render_readme(plan: TemplatePlan) -> str:
     """Return the content for ``README.md``."""
+    task = f"\nTask: {plan.table.task}\n" if plan.table.task else ""
     return f"""# A first team
-
-| file | what it is |
+{task}
+| file | content |
 | --- | --- |
-| `{RECIPE_FILE}` | the team, its model, its tasks, how it learns |
-| `{REWARD_FILE}` | what an answer is worth: make it your own |
-| `{TEST_FILE}` | what the reward function is held to |
-| `{single_line(_data_path(plan))}` | one row a task |
+| `{RECIPE_FILE}` | the team, its model, its tasks and its training |
+| `{REWARD_FILE}` | the reward of an answer: adapt it to your task |
+| `{TEST_FILE}` | tests of the reward function |
+| `{single_line(_data_path(plan))}` | the data: one row per task |
 
 In this folder:
 
@@ -287,11 +289,11 @@ In this folder:
 def next_commands() -> str:
     """Return the next commands to type in the folder."""
     rows = {
-        "pytest": "the reward function (pip install pytest)",
-        f"marft train {RECIPE_FILE}": "Ctrl-C saves and says how to go on",
-        f"marft eval runs/{RUN_NAME} --shuffle-messages": "before and after, and what messages are worth",
-        f"marft show runs/{RUN_NAME} --worst": "what each agent saw, said and earned",
-        f"marft report runs/{RUN_NAME}": "all of it on one page",
+        "pytest": "test the reward function (pip install pytest)",
+        f"marft train {RECIPE_FILE}": "train; Ctrl-C saves a checkpoint",
+        f"marft eval runs/{RUN_NAME} --shuffle-messages": "compare before and after training",
+        f"marft show runs/{RUN_NAME} --worst": "show prompts, outputs and rewards",
+        f"marft report runs/{RUN_NAME}": "write report.html",
     }
     return "\n".join(f"{command:<42} # {comment}" for command, comment in rows.items())
 

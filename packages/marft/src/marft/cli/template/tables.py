@@ -6,13 +6,16 @@ import csv
 import io
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
 from marft.common.errors import UserError
+from marft.common.texts import single_line
+from marft.config.interfaces.environment import Split
 from marft.config.settings import did_you_mean
 from marft.envs.splits import assign_split_by_share
 from marft.envs.table import render_prompt
@@ -24,7 +27,8 @@ NUMBER = r"-?\d+(?:\.\d+)?"
 MAX_NUMBER_LENGTH = 300  # maximum length of a number in characters; Python's floats end at 309 digits
 SUM_PATTERN = re.compile(r"\d+(?: [+-] \d+)+")
 # prompt known to the tiny model
-SUM_PROMPT = "State the final answer to the following arithmetic problem: {question} ="
+SUM_TASK = "State the final answer to the following arithmetic problem"
+SUM_PROMPT = f"{SUM_TASK}: {{question}} ="
 # candidate shares of held-out rows; the first with both training and test tasks is used
 TEST_SHARES = (0.2, 0.3, 0.4, 0.5)
 VALIDATION_SHARE = 0.1
@@ -45,11 +49,28 @@ class TableInfo:
     rows: int
     excluded: Sequence[str]  # problems that the recipe must skip: duplicates, unanswered
     test_share: float  # share of rows held out for tests
+    task: str = ""  # the task in one sentence; "" if not stated
+    split_sizes: Mapping[Split, int] = field(default_factory=dict)  # number of rows in each split
 
     @property
     def prompt(self) -> str:
         """Prompt template; "" for the default."""
-        return SUM_PROMPT if self.is_sums else ""
+        return prompt_template(self.task, self.is_sums)
+
+
+def prompt_template(task: str, is_sums: bool) -> str:
+    """Return the prompt template for a task; "" for the question alone.
+
+    >>> prompt_template("Name the capital.", is_sums=False)
+    'Name the capital.\\n\\n{question}'
+
+    Args:
+        task: the task in one sentence; "" if not stated.
+        is_sums: True if every question is a sum.
+    """
+    if task:
+        return task.replace("{", "{{").replace("}", "}}") + "\n\n{question}"
+    return SUM_PROMPT if is_sums else ""
 
 
 def columns_of(path: Path) -> list[str]:
@@ -76,12 +97,13 @@ def guess_columns(columns: Sequence[str]) -> tuple[str, str]:
     return _find_column(QUESTION_COLUMNS, remaining) or remaining[0], answer
 
 
-def inspect_table(path: Path, question: str = "", answer: str | None = None) -> TableInfo:
+def inspect_table(path: Path, question: str = "", answer: str | None = None, task: str = "") -> TableInfo:
     """Read and inspect a complete table.
 
     Args:
         question: column with the questions; "": guessed by name.
         answer: column with the answers; "": no correct answers; None: guessed by name.
+        task: the task in one sentence; "" or the sentence for sums: the prompt that the data needs.
 
     Raises:
         UserError: the table cannot be read, or has no such column or no usable row.
@@ -100,14 +122,14 @@ def inspect_table(path: Path, question: str = "", answer: str | None = None) -> 
     if not answered:
         raise UserError(f"{path}: column {answer!r} is empty in every row; name another one (--answer)")
     sums = all(SUM_PATTERN.fullmatch(format_cell(row.cell(question))) for row in answered)
-    prompts = [render_prompt(row, SUM_PROMPT if sums else "", question) for row in answered]
+    task = "" if sums and task == SUM_TASK else single_line(task.strip())
+    prompts = [render_prompt(row, prompt_template(task, sums), question) for row in answered]
     excluded = ["duplicates"] if len(set(prompts)) < len(prompts) else []
     excluded += ["unanswered"] if len(answered) < len(rows) else []
     first = {name: answered[0].cell(name) for name in (question, answer) if name}
-    kind = _answer_kind(answered, answer)
-    return TableInfo(
-        columns, question, answer, kind, sums, first, len(rows), excluded, _choose_test_share(prompts, path)
-    )
+    kind, share = _answer_kind(answered, answer), _choose_test_share(prompts, path)
+    sizes = Counter(assign_split_by_share(prompt, VALIDATION_SHARE, share) for prompt in set(prompts))
+    return TableInfo(columns, question, answer, kind, sums, first, len(rows), excluded, share, task, sizes)
 
 
 def generate_sums() -> str:

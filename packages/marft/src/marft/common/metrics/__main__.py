@@ -12,20 +12,21 @@ def render_page() -> str:
     lines = [
         "# Metrics",
         "",
-        "What stands in `metrics.jsonl`, one object a step; TensorBoard has the same names. A metric of an agent is",
-        "called `agents/<role>/…`, one of a policy `policies/<name>/…`. ↑ and ↓ say which way is good. *Shown as* is",
-        "what a step's line and the pictures call it.",
-        "(This page is written by `python -m marft.common.metrics`.)",
+        "Definitions of the numbers in `metrics.jsonl` (one JSON object per training step) and in TensorBoard.",
+        "Metrics of an agent start with `agents/<role>/`, metrics of a policy with `policies/<name>/`. ↑ means higher",
+        "is better, ↓ lower is better. *Shown as* gives the label in step lines, tables and curves. Shares go from 0",
+        "to 1; MARFT prints percent. [Read the metrics](read_metrics.md) explains how to use the numbers.",
         "",
-        "What *needs* something is there where the [environment declares it](environments.md#what-a-metric-needs), and",
-        "absent elsewhere: nothing is guessed.",
+        "Some metrics *need* facts from the environment: [declare the facts](environments.md#what-a-metric-needs) in",
+        "`info`. Without a declaration, MARFT omits the metric. (`python -m marft.common.metrics` generates this",
+        "page.)",
     ]
     for title, metrics in CATALOG.items():
         lines += [
             "",
             f"## {title}",
             "",
-            "| metric | shown as | for | meaning | where it looks wrong |",
+            "| metric | shown as | for | meaning | advice |",
             "| --- | --- | --- | --- | --- |",
         ]
         for metric in metrics:

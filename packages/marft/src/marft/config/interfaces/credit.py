@@ -92,8 +92,8 @@ class CreditInputs:
         """
         return self.trained is None or action.policy in self.trained
 
-    def cost_of(self, index: int) -> float:
-        """Return the total cost of an action.
+    def action_kl_cost(self, index: int) -> float:
+        """Return the total KL cost of an action.
 
         Args:
             index: row of the action.

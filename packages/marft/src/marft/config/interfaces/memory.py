@@ -111,12 +111,11 @@ class MemorySystem(Plugin, ABC, kind="memories", label="a memory system"):
     stores_edits: ClassVar[bool] = False  # written texts are line-by-line edits of the memory's content
 
     construction: Literal["eager", "batched", "lazy"] = Field(
-        default="eager", description="when new entries are added: immediately, in batches, or before the next read"
+        default="eager", description="time of adding new entries: immediately, in batches, or before the next read"
     )
     batch_size: SmallCount = Field(default=8, description='entries per batch for construction = "batched"')
     max_bytes: Annotated[int, Field(ge=MIN_CAPACITY, le=2**30)] = Field(
-        default=262_144,
-        description="maximum size in bytes, pending entries included; the oldest entries are dropped first",
+        default=262_144, description="maximum size in bytes, pending entries included; the oldest entries go first"
     )
     max_working_entries: Annotated[int, Field(ge=1, le=100)] = Field(
         default=4, description='maximum entries of kind "working"; the newest stay'

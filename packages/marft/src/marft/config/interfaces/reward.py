@@ -38,11 +38,10 @@ class RewardTerm(Plugin, ABC, kind="rewards", label="a reward term"):
         default=1.0, description="factor on the reward, after the clip; negative: a penalty"
     )
     clip: Annotated[tuple[float, float] | None, Strict(False)] = Field(
-        default=None, description="lowest and highest reward that counts; default: no clip"
+        default=None, description="lowest and highest reward; default: no clip"
     )
     shaping_only: bool = Field(
-        default=False,
-        description="True: the term guides learning but does not grade; algorithm.dynamic_sampling ignores it",
+        default=False, description="guide learning without grading; algorithm.dynamic_sampling ignores the term"
     )
 
     @field_validator("weight")

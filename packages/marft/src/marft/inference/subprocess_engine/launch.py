@@ -60,7 +60,7 @@ def open_process(
         return SubprocessEngine(
             f"the engine's process ({', '.join(names)})",
             partial(python_command, LOCAL_SERVER),
-            process_init_message(settings, run, models, names),
+            build_process_init_message(settings, run, models, names),
             own_policies,
             seed=run.seed,
             timeout=settings.timeout_seconds,
@@ -70,7 +70,7 @@ def open_process(
     return open_per_backbone(models, policies, thread, make_engine)
 
 
-def process_init_message(
+def build_process_init_message(
     settings: Process, run: RunSettings, models: PolicyRegistry, names: Sequence[str]
 ) -> EngineInit:
     """Return the first message to a process with MARFT's own engine, for policies on one backbone."""

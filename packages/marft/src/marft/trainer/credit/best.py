@@ -42,11 +42,11 @@ class Best(Credit):
     judged_by: Literal["team", "own"] = Field(
         default="team",
         description=(
-            'with select = "best", the reward: everything earned, or for each agent the team reward plus its own reward'
+            'reward for select = "best": everything earned, or for each agent the team reward plus its own reward'
         ),
     )
     max_per_task: NonNegativeCount = Field(
-        default=0, description="maximum kept attempts per task, highest reward first; 0 keeps all"
+        default=0, description="maximum kept attempts per task, highest reward first; 0: no limit"
     )
     distinct: bool = Field(default=True, description="keep only one of several attempts with identical messages")
     drop_truncated: bool = Field(default=True, description="drop attempts with an action cut off at max_new_tokens")

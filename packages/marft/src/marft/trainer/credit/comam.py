@@ -43,7 +43,7 @@ class CoMAM(Credit):
         default=1.0, description="w_i if the agent's local reward is constant in its group"
     )
     fixed_weights: dict[str, NonNegative] = Field(
-        default={}, description="constant w_i by role; 0 uses the local reward alone"
+        default={}, description="constant w_i by role; 0: only the local reward"
     )
 
     @property

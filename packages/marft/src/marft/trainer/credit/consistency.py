@@ -95,7 +95,7 @@ def dense_ranks(values: Floats) -> Levels:
     >>> dense_ranks(np.array([0.3, 5.0, 0.1 + 0.2])).tolist()
     [0, 1, 0]
     """
-    order = np.argsort(values, kind="stable")
+    order = np.argsort(values)
     ranks = np.zeros(len(values), np.int64)
     ranks[order[1:]] = np.cumsum(np.diff(values[order]) >= EQUAL_TOLERANCE)
     return ranks

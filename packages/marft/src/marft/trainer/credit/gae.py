@@ -27,7 +27,10 @@ class GAE(Credit):
 
     needs_critic: ClassVar[bool] = True
 
-    successor: Literal["joint", "agent", "graph"] = Field(default="joint", description="chain that links decisions")
+    successor: Literal["joint", "agent", "graph"] = Field(
+        default="joint",
+        description="chain of decisions; joint: over the team; agent: per agent; graph: along message dependencies",
+    )
     gamma_token: Fraction = Field(default=1.0, description="discount between tokens of an action")
     gamma_agent: Fraction = Field(default=1.0, description="discount between actions of an environment step")
     gamma_step: Fraction = Field(default=0.99, description="discount between environment steps")
@@ -35,11 +38,11 @@ class GAE(Credit):
         default=1.0, description="λ between tokens of an action; lower values add bias and reduce variance"
     )
     adaptive_lambda: NonNegative = Field(
-        default=0.0, description="α: λ_token = 1 − 1/(α l) for an action of l tokens (VAPO: 0.05); 0 is off"
+        default=0.0, description="α in λ_token = 1 − 1/(α l) for an action of l tokens (VAPO: 0.05); 0: off"
     )
     lambda_agent: Fraction = Field(default=0.95, description="λ between actions of an environment step")
     lambda_step: Fraction = Field(default=0.95, description="λ between environment steps")
-    lambda_critic: Fraction = Field(default=1.0, description="λ of the critic's targets; 1 means full returns")
+    lambda_critic: Fraction = Field(default=1.0, description="λ of the critic's targets; 1: full returns")
 
     @property
     def per_agent(self) -> bool:

@@ -21,7 +21,7 @@ class MonteCarlo(Credit):
     needs_critic: ClassVar[bool] = False
 
     successor: Literal["joint", "agent", "graph"] = Field(
-        default="joint", description='chain that links decisions; see credit "gae"'
+        default="joint", description='chain of decisions; see credit "gae"'
     )
     gamma_token: Fraction = Field(default=1.0, description="discount between tokens of an action")
     gamma_agent: Fraction = Field(default=1.0, description="discount between actions of an environment step")

@@ -40,7 +40,7 @@ class Preference(Credit):
         ),
     )
     sides: Literal["team", "agent"] = Field(
-        default="team", description="compare all actions of an attempt, or each agent's actions"
+        default="team", description="compare whole attempts, or each agent's actions"
     )
     judged_by: Literal["team", "own"] = Field(
         default="team",

@@ -33,7 +33,7 @@ class PreferenceTree(Credit):
         default=4, description="candidates sampled from each state"
     )
     continue_from: Literal["best", "first"] = Field(
-        default="best", description="candidate that the episode continues from"
+        default="best", description="candidate from which the episode continues"
     )
     pairs: Pairing = Field(
         default="extremes",
@@ -62,7 +62,7 @@ class PreferenceTree(Credit):
             key = state_key(episode, action)
             names[k] = state_name(key)
             keys = trained_keys(inputs, [action])
-            sides.append(PairSide(key, action.agent, step_score(episode, action), inputs.cost_of(k), keys))
+            sides.append(PairSide(key, action.agent, step_score(episode, action), inputs.action_kl_cost(k), keys))
         pairs, metrics = build_pairs(sides, self.pairs, self.weights)
         advantages, paired = compute_action_weights(pairs, inputs.actions)
         trained = [bool(name) and is_paired for name, is_paired in zip(names, paired, strict=True)]

@@ -43,7 +43,7 @@ def team_costs(inputs: CreditInputs) -> Floats:
 
 def action_costs(inputs: CreditInputs) -> list[list[float]]:
     """Return the total cost per action, a list per episode."""
-    rows = map(inputs.cost_of, count())
+    rows = map(inputs.action_kl_cost, count())
     return [list(islice(rows, len(episode.actions))) for episode in inputs.episodes]
 
 

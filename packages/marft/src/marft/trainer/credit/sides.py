@@ -76,7 +76,7 @@ def build_pairs(
     equal = 0
     for group in group_indices(keys):
         for better, worse in _pairs([sides[index] for index in group], pairing):
-            if abs(better.reward - worse.reward) < EQUAL_TOLERANCE:
+            if better.reward - worse.reward < EQUAL_TOLERANCE:
                 equal += 1
             elif better.actions or worse.actions:
                 gap = max(0.0, better.net_reward - worse.net_reward) if weighting == "gap" else 1.0

@@ -34,7 +34,7 @@ class StepGAE(Credit):
     lambda_step: Fraction = Field(
         default=0.95, description="λ between environment steps; lower values add bias and reduce variance"
     )
-    lambda_critic: Fraction = Field(default=1.0, description="λ of the critic's targets; 1 means full returns")
+    lambda_critic: Fraction = Field(default=1.0, description="λ of the critic's targets; 1: full returns")
 
     def assign(self, inputs: CreditInputs) -> CreditOutput:
         """Return the advantage of each environment step for all its decisions."""
@@ -47,7 +47,7 @@ class StepGAE(Credit):
             final = _final_value(episode, inputs.values, number, self.value)
             rewards = _step_rewards(episode, self.gamma_step)
             for k, action in enumerate(episode.actions):
-                rewards[action.step] -= inputs.cost_of(first + k)
+                rewards[action.step] -= inputs.action_kl_cost(first + k)
             traces = dict.fromkeys(values, 1.0)
             if inputs.traces is not None:
                 for k in reversed(range(len(episode.actions))):  # equal for all actions of a step

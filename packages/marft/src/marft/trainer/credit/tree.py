@@ -34,7 +34,7 @@ class Tree(Credit):
         default=4, description="candidates sampled from each state"
     )
     continue_from: Literal["best", "first"] = Field(
-        default="best", description="candidate that the episode continues from"
+        default="best", description="candidate from which the episode continues"
     )
     scale_rewards: bool = Field(default=True, description="divide by the group's standard deviation")
     group_by: Literal["state", "agent", "turn"] = Field(
@@ -52,7 +52,7 @@ class Tree(Credit):
         rows = [(episode, action) for episode in inputs.episodes for action in episode.actions]
         chosen = [k for k, (episode, action) in enumerate(rows) if is_candidate(episode, action)]
         keys = [_KEYS[self.group_by](*rows[k]) for k in chosen]
-        costs = np.array([inputs.cost_of(k) for k in chosen])
+        costs = np.array([inputs.action_kl_cost(k) for k in chosen])
         scores = np.array([step_score(*rows[k]) for k in chosen]) - costs
         advantages = np.zeros(len(rows))
         advantages[chosen], metrics = normalize_by_group(scores, keys, scale=self.scale_rewards, costs=costs)

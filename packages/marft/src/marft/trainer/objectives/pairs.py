@@ -34,7 +34,7 @@ class PairObjective(Objective, ABC):
         ),
     )
     refresh: NonNegativeCount = Field(
-        default=0, description="training steps between updates of the reference to the current policies; 0 is never"
+        default=0, description="training steps between updates of the reference to the current policies; 0: no updates"
     )
 
     @field_validator("reference")

@@ -20,10 +20,10 @@ class PPO(Objective):
         default=0.2, description="lower clip width: ratios below 1 − clip are clipped"
     )
     clip_high: Annotated[float, Field(ge=1e-6, le=1e9)] | None = Field(
-        default=None, description="upper clip width (DAPO's clip-higher); by default the same as clip"
+        default=None, description="upper clip width (DAPO's clip-higher); default: clip"
     )
     dual_clip: Annotated[float, Field(ge=0, le=1000)] = Field(
-        default=0.0, description="for A < 0, lower bound of the surrogate as a multiple of A; above 1; 0 is off"
+        default=0.0, description="lower bound of the surrogate for A < 0, as a multiple of A above 1; 0: off"
     )
 
     @field_validator("dual_clip")

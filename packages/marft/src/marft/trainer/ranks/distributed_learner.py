@@ -124,6 +124,7 @@ class DistributedLearner:
             ValueError: the weights do not fit the models.
         """
         state = start.load(self.models, self.learner)
+        self._own_worker.guard.resume(start.metrics_before(state.step))
         if start.record is not None:
             self._run_on_ranks(LoadCheckpoint(str(start.record.path), start.resume), self._own_worker.gather)
         return state
