@@ -304,8 +304,8 @@ class TestNotes:
         small, large = NoteList(budget), NoteList(10_000)
         for text in texts:
             told, _ = small.write(text), large.write(text)
-            assert small.size_bytes == len("\n".join(small.notes)) <= budget
-            if large.size_bytes <= budget and "cut" not in told and not small_was_cut(texts, budget):
+            assert small.num_characters == len("\n".join(small.notes)) <= budget
+            if large.num_characters <= budget and "cut" not in told and not small_was_cut(texts, budget):
                 assert small.notes == large.notes
         assert small.written_characters == sum(map(len, texts))
 

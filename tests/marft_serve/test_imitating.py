@@ -82,7 +82,7 @@ def gone_on(tmp_path: Path, every: int, *losses: float) -> State:
     loop = _TrainLoop(
         run, RunFolder.create(run), None, supervisor, ImitationData([sample], [sample], 2), CallbackList([Listening()])
     )  # type: ignore[arg-type]
-    state, held_out = loop.train(State(), STEPS)
+    state, held_out = loop.train(State(), STEPS, loop.measure_held_out())
     assert held_out == losses[-1]
     assert next(supervisor.held_out, None) is None, "measured as often as is said"
     return state

@@ -279,7 +279,7 @@ class TestEpisodes:
         (one,) = said["evaluations"]
         assert (one["name"], one["accuracy"], one["interval"], one["reward"]) == ("last-greedy", 0.5, [0.1, 0.9], None)
         assert (one["passes"], one["episodes"]) == ({"pass@2": [0.75, [0.3, 1.0]]}, False)
-        assert said["trajectories"] == [{"label": "tokens an episode (tokens)", "agent": "", "cells": ["7"]}]
+        assert said["trajectories"] == [{"label": "tokens per episode", "agent": "", "cells": ["7"]}]
         assert ["torn.json is damaged" in problem for problem in said["problems"]] == [True]
 
     def test_what_they_measured_is_told_by_cohort_where_it_is_asked(self, run: Path) -> None:

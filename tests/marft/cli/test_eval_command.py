@@ -80,7 +80,8 @@ def test_the_last_lines_say_what_the_evaluation_has_shown(
     assert command("eval", run.path, written(tmp_path), "--checkpoint", "base", *SHORT) == 0
     of_run, of_recipe = capsys.readouterr().out.splitlines()[-2:]
     assert of_run.startswith("mine, greedy: the untuned base solves ")
-    assert of_run.endswith("; to compare a trained checkpoint with it, evaluate both:  --checkpoint base,last")
+    advice = f"; to compare a trained checkpoint with it, evaluate both:  marft eval {run.path} --checkpoint base,last"
+    assert of_run.endswith(advice)
     assert of_recipe.startswith("recipe.toml, greedy: the team of this recipe, untrained, solves ")
 
 

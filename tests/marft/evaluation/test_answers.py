@@ -93,7 +93,10 @@ def test_a_reward_that_rose_is_told_where_accuracy_shows_nothing() -> None:
             [2.0, 4.0, 5.0],
             "Greedy: after 9 training steps the team has a mean reward of 3.667 on 3 tasks, 1.667 more than",
         ),
-        ([2.0, 3.0, 4.0], "on 3 tasks, +1.000 on each task compared with the untuned base."),
+        (
+            [2.0, 3.0, 4.0],
+            "on 3 tasks, +1.000 on each task compared with the untuned base; too few different results for an interval.",
+        ),
         ([1.0, 2.0, 3.0], "on 3 tasks, the same as the untuned base."),
         ([9.0, 0.0, 3.0], "the untuned base 2.000: no difference that 3 tasks can show (95 % interval -"),
     ],

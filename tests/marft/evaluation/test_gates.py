@@ -205,7 +205,7 @@ def test_a_page_has_each_modes_own_verdicts_changes_cohorts_and_intervals() -> N
     assert ("**failed**" in greedy, "**failed**" in sampled, "passed: `accuracy" in sampled) == (True, False, True)
     (whole,) = [line for line in greedy.splitlines() if line.startswith("| 100 | accuracy")]
     assert re.fullmatch(
-        r"\| 100 \| accuracy \| 90.0% \| 88.0% \| -2.0 points \| -\d\.\d points to [+-]\d\.\d points \|", whole
+        r"\| 100 \| accuracy \| 90.0% \| 88.0% \| -2.0 points \| -\d\.\d to [+-]\d\.\d points \|", whole
     ), whole
     assert "| 50, kind = a\\|b | accuracy |" in greedy
     assert "| 50, kind = c | accuracy |" in greedy

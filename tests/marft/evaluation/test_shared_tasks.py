@@ -59,6 +59,25 @@ def test_a_run_without_a_base_is_not_held_against_that_of_other_tasks(tmp_path: 
     assert [row.reward and row.reward.gain for row in compare_runs([other, first])] == [None, 1.0]
 
 
+def test_a_run_without_a_base_is_not_compared_with_that_of_an_environment_that_shares_no_task(tmp_path: Path) -> None:
+    first, other = evaluated(tmp_path, "a", 4), RunFolder.create(settings("tiny", tmp_path, name="b"))
+    evaluation = saved("last", [1.0] * 4)
+    rewards = {f"u{n}": 1.0 for n in range(4)}
+    write_evaluation(
+        other,
+        {**evaluation, "rewards": rewards, "outcomes": {}, "prompts": {f"u{n}": f"d{n}" for n in range(4)}},
+        "last-sampled",
+    )
+    assert [row.reward and row.reward.base for row in compare_runs([first, other])] == [0.0, None]
+
+
+def test_a_task_that_could_not_be_scored_is_evaluated_all_the_same(tmp_path: Path) -> None:
+    first, other = evaluated(tmp_path, "a", 4), RunFolder.create(settings("tiny", tmp_path, name="b"))
+    evaluation = saved("last", [1.0] * 3)
+    write_evaluation(other, {**evaluation, "prompts": {f"t{n}": f"d{n}" for n in range(4)}}, "last-sampled")
+    assert describe_different_tasks([first, other]) == ""
+
+
 def test_the_command_ends_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folders = [evaluated(tmp_path, "a", 4), evaluated(tmp_path, "b", 4, "other")]
     shown = run(capsys, "compare", *(str(folder.path) for folder in folders))

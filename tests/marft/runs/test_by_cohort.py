@@ -22,7 +22,9 @@ def test_metrics_stand_by_cohort_and_an_unknown_field_is_refused_before_anything
     assert command(*words, "level") == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [row for row in rows if "=" in row] == [["level", "=", level, "2", "tasks"] for level in "01"]
-    assert len([row for row in rows if row[:1] == ["accuracy"] and row[1].endswith("%")]) == 2
+    assert (
+        len([row for row in rows if row[:1] == ["accuracy"] and row[1].endswith("%")]) == 3
+    )  # of all tasks, and of each level
     words = (
         "eval",
         folder.path,

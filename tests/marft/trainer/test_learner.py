@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,12 +17,13 @@ from pydantic import PrivateAttr
 from marft.common.errors import RunError
 from marft.common.types import Episode, Sample
 from marft.config import RunSettings
-from marft.config.interfaces.credit import CreditInputs, CreditOutput, Floats
+from marft.config.interfaces.credit import CreditInputs, CreditOutput, Floats, Values
 from marft.config.interfaces.schedule import Progress, UpdatePhase
 from marft.models.policy_registry import PolicyRegistry
 from marft.trainer import learner as learner_module
 from marft.trainer.batching import Packing
-from marft.trainer.learner import Learner
+from marft.trainer.learner import CreditedBatch, Learner, UpdateLog
+from marft.trainer.learner_metrics import MetricAccumulator
 from marft.trainer.micro_batch import FixedLogProbs
 from marft.trainer.optimizers import PolicyOptimizer
 from marft.trainer.ranks.interface import SingleRank
@@ -129,9 +131,9 @@ class TestTheParts:
     def test_all_its_parts_are_given_new_ranks(self, name: str, tmp_path: Path) -> None:
         mine, ranks = learner_of(of(tmp_path, name)), SingleRank()
         mine.set_ranks(ranks)
-        parts = [mine, mine.diagnostics, *([mine.critic] if mine.critic else [])]
-        assert len(parts) == (3 if name == "marft" else 2)
-        assert all(part.ranks is ranks for part in parts)
+        assert mine.ranks is mine.diagnostics.ranks is ranks
+        assert (mine.critic is None) == (name == "grpo")
+        assert mine.critic is None or mine.critic.ranks is ranks
 
     @pytest.mark.parametrize("coefficient", [0.0, 0.5])
     def test_text_of_teammates_is_scored_where_it_is_trained_and_never_under_the_base(
@@ -140,7 +142,36 @@ class TestTheParts:
         mine = learner_of(of(tmp_path, "grpo", "--algorithm.teammate_text.coefficient", str(coefficient)))
         assert mine.packing.teammate_text == (coefficient > 0)
         assert not mine.base_packing.teammate_text
+        assert not mine.diagnostics._packing.teammate_text
         assert mine.packing.tokens_per_batch == mine.base_packing.tokens_per_batch == 400
+
+
+@pytest.mark.parametrize(
+    ("options", "shares"),
+    [
+        (("--algorithm.epochs", "1"), True),
+        (("--algorithm.epochs", "2"), False),
+        (("--algorithm.epochs", "2", "--training.share_prefixes", "always"), True),
+        (("--algorithm.epochs", "1", "--training.share_prefixes", "never"), False),
+        (("--algorithm.epochs", "1", "--algorithm.schedule", "{ name = 'sequential' }"), False),
+        (("--algorithm.epochs", "1", "--models.base.dtype", "bfloat16"), False),
+    ],
+)
+@pytest.mark.usefixtures("multiplies_halves")
+def test_by_itself_a_learner_shares_where_no_score_is_compared_with_one_of_another_packing(
+    options: tuple[str, ...], shares: bool, tmp_path: Path
+) -> None:
+    assert learner_of(of(tmp_path, "grpo", *options)).packing.share == shares
+
+
+@pytest.mark.parametrize(("inexact", "shares"), [("", True), ("a", False), ("ab", False)])
+def test_no_model_shares_if_one_of_them_has_products_that_depend_on_the_batch(
+    inexact: str, shares: bool, tmp_path: Path
+) -> None:
+    policies = {name: SimpleNamespace(backbone=SimpleNamespace(needs_fixed_size=name in inexact)) for name in "ab"}
+    models = cast(PolicyRegistry, SimpleNamespace(policies=policies))
+    run = of(tmp_path, "grpo", "--algorithm.epochs", "1")
+    assert learner_module._may_share_prefixes(run, Simultaneous(), models) == shares
 
 
 class TestWhatIsCarriedOn:
@@ -282,8 +313,13 @@ class TestALearningStep:
         mine = learner_of(of(tmp_path, "marft", "--algorithm.critic.warmup_steps", "1"))
         mine.credit = Both()  # type: ignore[assignment]
         targets: list[float] = []
+
+        def update(values: Values, rows: Sequence[Floats], step: int) -> dict[str, float]:
+            targets.append(float(rows[0][0]))
+            return {}
+
         monkeypatch.setattr(PolicyUpdater, "run", lambda *_: None)
-        monkeypatch.setattr(mine.critic, "update", lambda _, rows, __: targets.append(float(rows[0][0])) or {})
+        monkeypatch.setattr(mine.critic, "update", update)
         for step in range(3):
             mine.learn(episodes(1), Progress(step, 0))
         assert targets == [2.0, 1.0, 1.0]
@@ -443,6 +479,54 @@ class TestALearningStep:
             metrics = mine.learn(batch, START)
             for agent, rows in expected.items():
                 assert metrics[f"agents/{agent}/kl_to_base"] == pytest.approx(sum(rows) / len(rows), rel=1e-4)
+
+
+class TestCreditRecords:
+    """Of a frozen reasoner and an actor in training, whose two actions share a key, as forks' do; one is a sample."""
+
+    @staticmethod
+    def records(*, updated: bool = True, grouped: bool = True, critic: bool = True) -> list[dict[str, Any]]:
+        (one,) = episodes(1)
+        actions = (
+            make_action("reasoner"), make_action("actor", index=1, log_probs=(-1.5, -2.5)), make_action("actor", index=2)
+        )  # fmt: skip
+        batch = [replace(one, actions=actions)]
+        rows = [np.array([float(n)]) for n in range(3)]
+        values = Values([row + 10 for row in rows], [{}]) if critic else None
+        credit = CreditOutput(rows, groups=["", "t actor", "u actor"] if grouped else ())
+        samples = [Sample(actions[1], 1.0, np.array([0.5]))]
+        meter, key = MetricAccumulator(), actions[1].key
+        meter.entropies[key], meter.gradients[key] = np.array([0.25, 0.75]), 3.0
+        log = UpdateLog({key: np.array([-1.0, -3.0])}, MetricAccumulator(), meter) if updated else None
+        credited = CreditedBatch(batch, CreditInputs(batch, "action", values), credit, samples, rows[1:2])
+        found = learner_module._build_records(credited, log)
+        assert all(record.episode is batch[0] for record in found)
+        assert all(record.action is action for record, action in zip(found, actions, strict=True))
+        fields = ("group", "raw_advantages", "values", "advantages", "entropy", "log_prob_diff", "gradient_size")
+        return [
+            {
+                name: value.tolist() if isinstance(value := getattr(record, name), np.ndarray) else value
+                for name in fields
+            }
+            for record in found
+        ]
+
+    def test_hold_for_every_action_what_was_learned_from_it(self) -> None:
+        nothing = dict.fromkeys(("advantages", "entropy", "log_prob_diff", "gradient_size"))
+        learned = {"advantages": [0.5], "entropy": [0.25, 0.75], "log_prob_diff": [0.5, -0.5], "gradient_size": 3.0}
+        assert self.records() == [
+            {"group": "", "raw_advantages": [0.0], "values": [10.0], **nothing},
+            {"group": "t actor", "raw_advantages": [1.0], "values": [11.0], **learned},
+            {"group": "u actor", "raw_advantages": [2.0], "values": [12.0], **nothing},
+        ]
+
+    def test_of_a_step_without_an_update_have_its_credit_alone(self) -> None:
+        for record in self.records(updated=False):
+            assert {record[name] for name in ("advantages", "entropy", "log_prob_diff", "gradient_size")} == {None}
+
+    def test_without_groups_or_a_critic_have_neither(self) -> None:
+        assert [record["group"] for record in self.records(grouped=False)] == [""] * 3
+        assert [record["values"] for record in self.records(critic=False)] == [None] * 3
 
 
 def test_kl_to_the_base_of_a_whole_policy_is_that_to_the_weights_it_began_with(tmp_path: Path) -> None:

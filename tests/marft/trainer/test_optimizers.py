@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 
 from marft.config.algorithm import OptimizerSettings
+from marft.models.half_precision import MasterWeights
+from marft.models.policy_registry import Policy
 from marft.trainer import optimizers
 from marft.trainer.optimizers import PolicyOptimizer, learning_rate_factor, optimizer_tensors, restore_optimizer
 from marft.trainer.trust_region import BACKTRACK_STEPS, backtrack_update
@@ -150,6 +154,39 @@ def test_the_count_of_steps_stays_in_the_hosts_memory_and_moments_go_where_the_p
     assert places == {"step": "cpu", "exp_avg": "meta", "exp_avg_sq": "meta"}
 
 
+def test_a_model_in_half_precision_follows_its_masters_whatever_moves_them() -> None:
+    weight = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    masters = MasterWeights({"p": weight})
+    mine = PolicyOptimizer(masters.parameters, OptimizerSettings(), 0.5, 10, masters)
+    mine.load_parameters({"p": torch.tensor([3.0, 4.0])})
+    assert weight.tolist() == [3.0, 4.0]
+    step(mine, 1.0, -1.0)
+    stepped = weight.tolist()
+    assert stepped == masters.parameters["p"].bfloat16().tolist() != [3.0, 4.0]
+    mine.load_state({"p.master": torch.tensor([5.0, 6.0])})
+    assert weight.tolist() == [5.0, 6.0]
+    assert mine.state().keys() == {"p.master"}
+    assert not mine.state()["p.master"].requires_grad
+
+
+def test_a_policys_optimizer_has_its_parameters_masters_and_settings() -> None:
+    settings, masters = OptimizerSettings(), MasterWeights({"p": torch.nn.Parameter(torch.ones(2))})
+    policy = cast(Policy, SimpleNamespace(parameters=lambda: masters.parameters, master_weights=masters))
+    mine = PolicyOptimizer.from_policy(policy, settings, 0.5, 7, offload=True)
+    assert (mine.parameters, mine.settings, mine.learning_rate, mine.steps) == (masters.parameters, settings, 0.5, 7)
+    assert mine.master_weights is masters
+    assert mine.offload is True
+
+
+@pytest.mark.parametrize("names", [(), ("exp_avg",), ("exp_avg", "exp_avg_sq", "step")])
+def test_moments_that_there_are_move_and_the_count_of_steps_does_not(names: tuple[str, ...]) -> None:
+    state = {name: torch.ones(2) for name in names}
+    optimizers.move_moments(state, torch.device("meta"))
+    assert {name: tensor.device.type for name, tensor in state.items()} == {
+        name: "cpu" if name == "step" else "meta" for name in names
+    }
+
+
 def test_a_gradient_is_gone_before_the_next_one_is_added_up() -> None:
     mine = optimizer()
     step(mine, 1.0, 2.0)
@@ -221,3 +258,15 @@ def test_moments_that_lie_elsewhere_come_for_a_step_alone_and_change_nothing(mon
             assert torch.equal(kept[name].to(tensor.dtype), tensor), name
     assert values(plain) == values(away)
     assert moved.count("here") == moved.count("away") - 3, "at the first step there was nothing to bring"
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_moments_that_are_loaded_go_to_the_host_where_they_are_kept_there(
+    offload: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, moved = optimizer(), list[torch.device]()
+    step(plain, 0.5, -1.0)
+    mine = PolicyOptimizer(parameters(), OptimizerSettings(), 0.1, 10, offload=offload)
+    monkeypatch.setattr(optimizers, "move_moments", lambda _, device: moved.append(device))
+    mine.load_state(plain.state())
+    assert moved == [optimizers.HOST] * (3 if offload else 0)

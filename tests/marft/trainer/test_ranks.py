@@ -344,6 +344,20 @@ def test_shares_hold_everything_once_and_are_about_equal(sizes: list[int], count
         assert max(loads) - min(loads) <= max(sizes)
 
 
+def test_a_share_of_several_bases_keeps_the_order_of_its_items() -> None:
+    class Own(_Rank):
+        def on(self, base: str) -> _Rank:
+            return groups[base]
+
+    groups = {base: _Rank(0, 1) for base in "ab"}
+    items = ["a 1", "b 2", "a 3", "b 4"]
+    assert split_share_by_base(Own(0, 1), items, len, lambda item: item[0]) == items
+
+
+def test_a_rank_that_does_not_train_a_base_has_no_share() -> None:
+    assert split_share(None, [1, 2, 3], lambda size: size) == []
+
+
 @pytest.mark.parametrize("count", [2, 4, 8])
 def test_shares_of_a_ragged_batch_are_within_a_hundredth_of_each_other(count: int) -> None:
     sizes = np.random.default_rng(0).lognormal(6, 1, 256).astype(int).tolist()

@@ -19,7 +19,7 @@ from marft.common.processes.messages import Completed
 from marft.common.processes.remote_error import RemoteError, RemoteFaultError
 from marft.common.types import Episode, Task
 from marft.config.interfaces.schedule import Progress
-from marft.runs.state import CheckpointRecord
+from marft.runs.state import CheckpointRecord, State
 from marft.trainer.learner_backend import RanksLostError
 from marft.trainer.ranks import distributed_learner
 from marft.trainer.ranks.devices import select_device
@@ -55,7 +55,7 @@ class Led(DistributedLearner):
             state_dict=lambda: {"credit/mean": 1.0},
             load_state_dict=lambda state: note(("parts", state)),
         )
-        guard = SimpleNamespace(revert=lambda step: note(("undo", step)))
+        guard = SimpleNamespace(revert=lambda step: note(("undo", step)), resume=lambda steps: note(("count", *steps)))
         worker = SimpleNamespace(
             learner=learner,
             guard=guard,
@@ -79,16 +79,20 @@ class Led(DistributedLearner):
 def test_all_ranks_load_what_a_run_starts_from(resume: bool) -> None:
     led = Led()
     start = SimpleNamespace(
-        load=lambda *_: "where it stands", record=SimpleNamespace(path=Path("there")), resume=resume
+        load=lambda *_: State(step=2),
+        record=SimpleNamespace(path=Path("there")),
+        resume=resume,
+        metrics_before=lambda step: [f"step {step}"],
     )
-    assert cast(Any, led.load(cast(RunInit, start))) == "where it stands"
-    assert led.did == [LoadCheckpoint("there", resume), "gather"]
+    assert led.load(cast(RunInit, start)).step == 2
+    assert led.did == [("count", "step 2"), LoadCheckpoint("there", resume), "gather"]
 
 
 def test_nobody_loads_where_there_is_nothing_to_start_from() -> None:
     led = Led()
-    led.load(cast(RunInit, SimpleNamespace(load=lambda *_: None, record=None, resume=False)))
-    assert led.did == []
+    start = SimpleNamespace(load=lambda *_: State(), record=None, resume=False, metrics_before=lambda _: [])
+    led.load(cast(RunInit, start))
+    assert led.did == [("count",)]
 
 
 def test_all_ranks_go_back(monkeypatch: pytest.MonkeyPatch) -> None:

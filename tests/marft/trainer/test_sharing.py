@@ -255,25 +255,6 @@ def test_rows_are_shared_where_that_is_faster(backbone: Backbone) -> None:
     assert batch.rows.tree is None
 
 
-@pytest.mark.parametrize(
-    ("options", "shares"),
-    [
-        (("--algorithm.epochs", "1"), True),
-        (("--algorithm.epochs", "2"), False),
-        (("--algorithm.epochs", "2", "--training.share_prefixes", "always"), True),
-        (("--algorithm.epochs", "1", "--training.share_prefixes", "never"), False),
-        (("--algorithm.epochs", "1", "--algorithm.schedule", "{ name = 'sequential' }"), False),
-        (("--algorithm.epochs", "1", "--models.base.dtype", "bfloat16"), False),
-    ],
-)
-@pytest.mark.usefixtures("multiplies_halves")
-def test_by_itself_a_learner_shares_where_no_score_is_compared_with_one_of_another_packing(
-    options: tuple[str, ...], shares: bool, tmp_path: Path
-) -> None:
-    run = recipe(tmp_path, "grpo", *options)
-    assert Learner(run, PolicyRegistry(run)).packing.share == shares
-
-
 @pytest.mark.slow
 def test_a_step_learns_the_same_with_and_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several minibatches: what is scored before they are stepped on is packed as they are, so their first ratio is 1."""

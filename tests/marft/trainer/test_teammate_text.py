@@ -96,6 +96,16 @@ def test_what_was_good_is_learned_however_unlikely_it_was_and_what_was_bad_is_no
     assert (good, bad) == (0.5, 0.0)
 
 
+def test_what_the_agent_finds_as_likely_as_its_author_is_within_every_clip() -> None:
+    same = torch.full((1,), -0.5)
+    assert Bounded(clip=0.0).compute_weights(same, same, torch.tensor([-1.0])).tolist() == [1.0]
+
+
+def test_by_their_names_alone_weights_are_the_published_ones() -> None:
+    assert (Truncated().cap, Bounded().cap, Shaped().gamma) == (2.0, 2.0, 0.1)
+    assert (Bounded().floor, Bounded().clip) == (0.5, 0.2)
+
+
 class TestPlaying:
     def episode(self, *roles: str) -> tuple[Episode, FakeEngine]:
         engine = FakeEngine(lambda key, prompt: f"{key.agent}!")

@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 
 from marft.common.errors import RunError
-from marft.common.types import ActionCredit
 from marft.config.algorithm import OptimizerSettings
 from marft.config.interfaces.schedule import Progress
 from marft.models.half_precision import MasterWeights
@@ -261,7 +260,7 @@ class TestCareful:
         assert small.values == [0.0, 0.0]
 
     def test_the_credits_of_a_step_are_logged_unless_it_is_undone(self) -> None:
-        small, logged = Small(), list[list[ActionCredit]]()
+        small, logged = Small(), list[Any]()
         careful = NonFiniteGuard(cast(Learner, small))
         for step, value in enumerate((1.0, self.NAN, 2.0)):
             small.then = {"actor": value}

@@ -72,7 +72,8 @@ def find_faster(before: CapacityPlan) -> PlanChange | None:
 def _faster_options(before: CapacityPlan) -> Iterator[Sequence[Keys]]:
     """Yield groups of recipe keys with the values to try for a faster step."""
     run, gpus = before.run, before.request.gpus
-    lag: Keys = {} if gpus == 1 or run.rollout.max_policy_lag else {"rollout.max_policy_lag": 1}
+    keeps_lag = gpus == 1 or run.rollout.max_policy_lag or before.request.lag is not None
+    lag: Keys = {} if keeps_lag else {"rollout.max_policy_lag": 1}
     if not run.engine.separate_weights:
         shares = _key_values("engine.engine_args.gpu_memory_utilization", MEMORY_SHARES) if gpus == 1 else []
         sleeping = [{"engine.sleep": True, **keys} for keys in [{}, *shares]] if gpus == 1 else [lag]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,7 +153,9 @@ def run_sft(
                 run, folder, resume=resume, start_from=start_from, overwrite=overwrite, callbacks=[callback]
             )
         write_report(folder)
-        learned = result.learned or callback.completed_steps == result.state.step  # a finished run is not judged again
+        is_resumed = callback.completed_steps > 0  # the loss before its first step is not known any more
+        learned = True if is_resumed else result.learned
+        before = math.nan if is_resumed else result.initial_held_out_loss
         step, stopped = result.state.step, result.state.step < result.steps
         out.emit(
             "done",
@@ -160,7 +163,7 @@ def run_sft(
             steps=result.steps,
             stopped=stopped,
             learned=learned,
-            held_out_before=result.initial_held_out_loss,
+            held_out_before=before,
             held_out=result.held_out_loss,
             run=folder.path,
             report=folder.report_path,
@@ -169,10 +172,13 @@ def run_sft(
             out.print(f"stopped after step {step}. Go on with:  marft sft {folder.path} --resume")
             raise SystemExit(INTERRUPTED)
         last = folder.saved_steps()[-1]
-        before, after = f"{result.initial_held_out_loss:.4f}", f"{result.held_out_loss:.4f}"
-        out.print(
-            f"step {result.steps}; held-out loss {before} → {after} nats per token. See {folder.report_path}, or:"
+        start = "" if math.isnan(before) else f"{before:.4f} → "
+        after = (
+            ""
+            if math.isnan(result.held_out_loss)
+            else f"; held-out loss {start}{result.held_out_loss:.4f} nats per token"
         )
+        out.print(f"step {result.steps}{after}. See {folder.report_path}, or:")
         out.print(f"  marft eval {folder.path}")
         out.print(f"  marft train {recipe.recipe} --init-from {last}")
         if not learned:

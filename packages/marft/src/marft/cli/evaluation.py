@@ -218,7 +218,7 @@ def _answer_questions(
         evaluations = [row for row in rows if row["number"] == number]
         requested = options.tasks or target.run.evaluation.tasks
         # fewer tasks than requested: the environment has no more
-        played = min((row["tasks"] + row["failed"] for row in evaluations), default=0)
+        played = min((len(row.get("prompts", ())) or row["tasks"] for row in evaluations), default=0)
         has_more_tasks = options.scenarios is None and played >= requested
         evaluated = EvaluatedTarget(name, str(path), _target_kind(path, target), evaluations, has_more_tasks)
         answers += answer_questions(evaluated)

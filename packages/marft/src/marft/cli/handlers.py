@@ -75,7 +75,7 @@ def train(
     set_run_folder(folder.path)
     silence_transformers()
     from marft.evaluation.report import write_report
-    from marft.trainer.learning_check import NO_DIFFERENCE, USUAL_CAUSES, had_learning_signal
+    from marft.trainer.learning_check import NO_SIGNAL, USUAL_CAUSES, had_learning_signal
     from marft.trainer.train import train as run_training
 
     roles, steps = [agent.role for agent in run.agents], run.training.steps
@@ -101,10 +101,10 @@ def train(
             raise SystemExit(INTERRUPTED)
         if state.step == callback.completed_steps:
             out.print(f"all {state.step} steps were trained before; for more:  --training.steps {2 * state.step}")
-            return
-        out.print(f"trained {state.step} steps. See {folder.report_path}, or:  marft eval {folder.path}")
+        else:
+            out.print(f"trained {state.step} steps. See {folder.report_path}, or:  marft eval {folder.path}")
         if not learned:
-            out.print(f"nothing was learned: at every step, {NO_DIFFERENCE}. {USUAL_CAUSES}")
+            out.print(f"nothing was learned: at every step, {NO_SIGNAL}. {USUAL_CAUSES}")
             if fail_if_unlearned:
                 raise SystemExit(1)
 

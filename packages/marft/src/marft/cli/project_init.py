@@ -26,7 +26,15 @@ from marft.cli.template.files import (
     next_commands,
     write_template,
 )
-from marft.cli.template.tables import SUM_TASK, TableInfo, columns_of, generate_sums, guess_columns, inspect_table
+from marft.cli.template.tables import (
+    SUM_TASK,
+    TableInfo,
+    columns_of,
+    generate_sums,
+    guess_answer,
+    guess_columns,
+    inspect_table,
+)
 from marft.common.errors import UserError
 from marft.common.packages import missing_extra
 from marft.common.texts import single_line
@@ -186,9 +194,7 @@ def _inspect_table(prompt_console: Console | None, path: Path, options: TeamOpti
         question = question or _ask(prompt_console, "Column with the questions", guesses[0], columns)
         if answer is None:
             remaining = [column for column in columns if column != question]
-            answer = _ask(
-                prompt_console, "Column with the right answers", guess_columns([question, *remaining])[1], remaining
-            )
+            answer = _ask(prompt_console, "Column with the right answers", guess_answer(remaining), remaining)
     table = inspect_table(path, question, answer, options.task)
     if prompt_console and not options.task:
         default = SUM_TASK if table.is_sums else ""
@@ -225,7 +231,9 @@ def _describe_data(plan: TemplatePlan) -> str:
     columns = f": questions {single_line(table.question)!r}, {answers}" if plan.data else ""
     splits: Sequence[Split] = ("train", "validation", "test")
     sizes = ", ".join(f"{table.split_sizes.get(split, 0)} {split}" for split in splits)
-    return f"{table.rows} rows{columns}. Splits: {sizes}."
+    skipped = table.rows - sum(table.split_sizes.values())
+    left_out = f", {skipped} left out (duplicates, or without an answer)" if skipped else ""
+    return f"{table.rows} rows{columns}. Splits: {sizes}{left_out}."
 
 
 def _plan_warnings(plan: TemplatePlan) -> list[str]:

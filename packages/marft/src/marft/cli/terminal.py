@@ -32,7 +32,7 @@ STOP_MESSAGE = "stopping after this step; Ctrl-C again to stop at once"
 
 
 class Column(NamedTuple):
-    """One column of the step table: a metric of the catalog, or ``tokens_per_second`` of the whole step."""
+    """One column of the step table: a metric, and its heading."""
 
     metric: str
     heading: str
@@ -51,7 +51,7 @@ WIDE = 100  # columns
 SFT_COLUMNS = (Column("sft/loss", "loss"), Column("sft/held_out_loss", "held-out loss"), Column("seconds", "seconds"))
 MIN_COLUMN_WIDTH, COLUMN_GAP = 8, 2
 MISSING = "–"  # cell without a value
-MIN_EXPONENT = -4  # smaller numbers are written with an exponent
+MIN_EXPONENT, MAX_EXPONENT = -4, 7  # other numbers are written with an exponent
 HEADING_INTERVAL = 25  # steps between two lines of headings
 TRAINING_LEGEND = "zero adv.: actions without a learning signal; --verbose shows agents and more"
 EVENT_METRICS = (
@@ -258,18 +258,10 @@ def _align(text: str, column: Column) -> str:
 
 
 def _format_cell(metric: str, metrics: Mapping[str, float]) -> str:
-    if metric == "tokens_per_second":
-        return two_digits(_tokens_per_second(metrics))
     value = metrics.get(metric, math.nan)
-    if metric == "zero_advantage_fraction":
-        return MISSING if math.isnan(value) else f"{100 * value:.0f} %"
+    if metric == "zero_advantage_fraction" and not math.isnan(value):
+        return f"{math.floor(100 * value):d} %"  # 100 % only if no action has a signal
     return two_digits(value)
-
-
-def _tokens_per_second(metrics: Mapping[str, float]) -> float:
-    """Return the sampled tokens per second of the whole step; NaN if unknown."""
-    sampled, seconds = metrics.get("actions", math.nan) * metrics.get("action_length", math.nan), metrics.get("seconds")
-    return sampled / seconds if seconds else math.nan
 
 
 def two_digits(value: float) -> str:
@@ -281,9 +273,10 @@ def two_digits(value: float) -> str:
     if math.isnan(value):
         return MISSING
     if value == 0 or math.isinf(value):
-        return f"{value:g}"
+        return f"{value + 0.0:g}"  # 0 instead of -0
     exponent = int(f"{value:.1e}".partition("e")[2])
-    return f"{value:.1e}" if exponent < MIN_EXPONENT else f"{value:.{max(0, 1 - exponent)}f}"
+    plain = MIN_EXPONENT <= exponent < MAX_EXPONENT
+    return f"{value:.{max(0, 1 - exponent)}f}" if plain else f"{value:.1e}"
 
 
 class ProgressDisplay:

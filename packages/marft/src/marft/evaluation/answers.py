@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from marft.common.texts import single_line
@@ -15,6 +16,7 @@ TargetKind = Literal["run", "export", "recipe"]
 Question = Literal["training", "messages", "value"]
 Verdict = Literal["better", "worse", "undecided", ""]
 SMALLEST_GAIN = 0.05  # difference in accuracy that the advised number of tasks can show
+TOO_FEW = "; too few different results for an interval"
 MAX_ADVISED_TASKS = 5000
 ROUND_NUMBERS = (1, 2, 5, 10)  # leading digits of an advised number of tasks
 
@@ -120,6 +122,11 @@ class _Change:
         return format_number(abs(self.gain))
 
     @property
+    def count(self) -> str:
+        """Number of tasks: ``10 tasks``."""
+        return f"{self.tasks} task{'s' * (self.tasks != 1)}"
+
+    @property
     def in_brackets(self) -> str:
         """Interval of the change; "" without an interval."""
         return f" (95 % interval {_format_change_interval(self.interval, self.measure)})" if self.interval else ""
@@ -140,9 +147,9 @@ def _training_sentence(
         return f"{start}, {change.amount} {direction} than the untuned base{change.in_brackets}."
     if change.interval is None:
         same = "the same as" if not change.gain else f"{_signed(change)} on each task compared with"
-        return f"{start}, {same} the untuned base."
+        return f"{start}, {same} the untuned base{'' if not change.gain else TOO_FEW}."
     return (
-        f"{start}, the untuned base {_format_value(before, change.measure)}: no difference that {change.tasks} tasks "
+        f"{start}, the untuned base {_format_value(before, change.measure)}: no difference that {change.count} "
         f"can show{change.in_brackets}{_describe_reward(before, after, change)}."
     )
 
@@ -156,10 +163,11 @@ def _message_sentence(
     subject = f"with those of another task {team} {verb} {values}"
     prefix = _prefix(target, after)
     if change.interval is None:
-        same = "no task's result changes" if not change.gain else f"each task changes by {_signed(change)}"
-        return f"{prefix}{'no effect of messages' if not change.gain else 'messages matter'}: {subject}; {same}."
+        if not change.gain:
+            return f"{prefix}no effect of messages: {subject}; no task's result changes."
+        return f"{prefix}an effect of messages is not certain: {subject} ({_signed(change)} on each task){TOO_FEW}."
     if change.verdict == "undecided":
-        return f"{prefix}no effect of messages that {change.tasks} tasks can show: {subject}{change.in_brackets}."
+        return f"{prefix}no effect of messages that {change.count} can show: {subject}{change.in_brackets}."
     effect = "messages matter" if change.verdict == "worse" else "messages do harm"
     direction = "more" if change.gain > 0 else "fewer" if change.measure == "accuracy" else "less"
     return f"{prefix}{effect}: {subject}, {change.amount} {direction}{change.in_brackets}."
@@ -183,7 +191,10 @@ def _describe_value(target: EvaluatedTarget, evaluation: Mapping[str, Any]) -> A
         advice = (
             f"; to compare {'a trained checkpoint with it' if is_base else 'with the untuned base'}, evaluate both:"
         )
-        advice += "  --checkpoint base,last"
+        checkpoint = "last" if is_base else single_line(evaluation["checkpoint"])
+        path = Path(target.path)  # of a run, or of a checkpoint in one
+        folder = path.parent.parent if path.parent.name == "checkpoints" else path
+        advice += f"  marft eval {single_line(str(folder))} --checkpoint base,{checkpoint}"
     in_brackets = f" (95 % interval {_format_value_interval(interval, measure)})" if interval else ""
     text = f"{_prefix(target, evaluation)}{subject} {_describe_measure(evaluation, measure)}{in_brackets}{advice}"
     text += "" if advice else "."
@@ -197,7 +208,7 @@ def _prefix(target: EvaluatedTarget, evaluation: Mapping[str, Any]) -> str:
     team = evaluation.get("reorganized", {}).get("name", "")
     parts = [target.name, evaluation["mode"], f"as {team}" if team else ""]
     text = ", ".join(single_line(part) for part in parts if part)
-    return f"{text if target.name else text.capitalize()}: "
+    return f"{text if target.name else text[:1].upper() + text[1:]}: "
 
 
 def _after_training(evaluation: Mapping[str, Any]) -> str:

@@ -82,9 +82,13 @@ def compare_runs(folders: Sequence[RunFolder]) -> list[CheckpointResult]:
 
 
 def has_same_tasks(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    """Return whether tasks with the same ID are the same task in two evaluations, by their digests."""
+    """Return whether two evaluations have tasks in common, and tasks with the same ID are the same by their digests.
+
+    Evaluations without digests are taken to have the same tasks.
+    """
     digests, others = first.get("prompts", {}), second.get("prompts", {})
-    return all(digests[task] == others[task] for task in digests if task in others)
+    common = digests.keys() & others.keys()
+    return (bool(common) or not digests or not others) and all(digests[task] == others[task] for task in common)
 
 
 def compare_checkpoints(name: str, evaluations: Sequence[Mapping[str, Any]]) -> list[CheckpointResult]:

@@ -39,11 +39,12 @@ def describe_different_tasks(folders: Sequence[RunFolder]) -> str:
 
 
 def _collect_tasks(evaluations: Sequence[Mapping[str, Any]], with_digests: bool) -> TaskSet:
-    """Return all scored tasks of a run's evaluations."""
+    """Return all tasks of a run's evaluations, scored or not."""
     return frozenset(
         (task, str(evaluation.get("prompts", {}).get(task, "")) if with_digests else "")
         for evaluation in evaluations
-        for task in {**evaluation.get("rewards", {}), **evaluation.get("outcomes", {})}
+        for name in ("prompts", "rewards", "outcomes")
+        for task in evaluation.get(name, {})
     )
 
 

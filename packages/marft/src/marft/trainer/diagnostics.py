@@ -86,9 +86,7 @@ class Diagnostics:
             raise UserError(f"guards.held_out_text.path: {settings.path} has fewer than two tokens; give a longer text")
         size = min(ROW, self._contexts[policy])
         for number, start in enumerate(range(0, len(ids) - 1, size)):
-            row = ids[start : start + size]
-            if len(row) > 1:
-                yield _text_action(policy, number, row)
+            yield _text_action(policy, number, ids[start : start + size])
 
     def _measure_dependence(self, pairs: Sequence[_Pair]) -> dict[str, float]:
         """Return the dependence on inputs in nats per token: the median over action pairs.

@@ -82,6 +82,7 @@ def throughput(
     """
     input_tokens = sum(count_input_tokens(action) for episode in batch.training_episodes for action in episode.actions)
     return {
+        "tokens_per_second": sampled_tokens / timer.total(),
         "tokens_per_second/sampling": sampled_tokens / sampling_seconds,
         "tokens_per_second/learning": input_tokens / timer.seconds["learning"],
         "episodes_per_second": len(batch.episodes) / timer.total(),

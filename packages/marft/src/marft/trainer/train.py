@@ -177,7 +177,8 @@ def _add_callbacks(
         if isinstance(section, TrainingSection):
             callbacks.add(*section.callbacks(run, folder))
     callbacks.add(LoggerCallback(run, folder, state.step))
-    callbacks.add(GpuMonitor(run, models.device), LogProbWarnings(run.algorithm), LearningCheck(), TaskCheck(run))
+    callbacks.add(GpuMonitor(run, models.device), LogProbWarnings(run.algorithm), TaskCheck(run))
+    callbacks.add(LearningCheck(start.metrics_before(state.step)))
     return callbacks
 
 

@@ -189,7 +189,7 @@ class PolicyUpdater:
         self, plan: Sequence[Sequence[Minibatch]], objective: Objective, check_samples: Sequence[Sample]
     ) -> None:
         reference: Scores = {}
-        if self.preferences is not None and self.reference is not None:
+        if self.reference is not None:
             pair_samples = {sample.action.key: sample for part in plan[0] for sample in part.scored}
             reference = self.reference.scores(list(pair_samples.values()), self.score_current, self.ranks)
         for epoch, parts in enumerate(plan):
@@ -290,9 +290,8 @@ class PolicyUpdater:
         deferred = DeferredReads()
         padded = self.packing.pad_to_ranks(batches, policies, self.ranks)
         is_single_batch = max(self.ranks.gather(len(padded))) <= 1
-        passes: list[MicroBatch | IdleBatch | None] = [*padded]
-        if is_single_batch and not padded:  # this rank still takes part in the exchange of the KL
-            passes = [None]
+        # a rank without any still takes part in the exchange of the KL
+        passes: list[MicroBatch | IdleBatch | None] = [*padded] or [None]
         for batch in passes:
             idle = batch.forward() if isinstance(batch, IdleBatch) else None  # before any collective, as on other ranks
             forward = self._forward(batch, is_first_epoch, kl, deferred) if isinstance(batch, MicroBatch) else None

@@ -92,9 +92,18 @@ def guess_columns(columns: Sequence[str]) -> tuple[str, str]:
     >>> guess_columns(["label"])
     ('label', '')
     """
-    answer = (_find_column(ANSWER_COLUMNS, columns) or columns[-1]) if len(columns) > 1 else ""
+    answer = guess_answer(columns) if len(columns) > 1 else ""
     remaining = [column for column in columns if column != answer]
     return _find_column(QUESTION_COLUMNS, remaining) or remaining[0], answer
+
+
+def guess_answer(columns: Sequence[str]) -> str:
+    """Return the answer column among the columns that are not the question; ``""`` without columns.
+
+    >>> guess_answer(["id", "label"]), guess_answer(["text"]), guess_answer([])
+    ('label', 'text', '')
+    """
+    return _find_column(ANSWER_COLUMNS, columns) or (columns[-1] if columns else "")
 
 
 def inspect_table(path: Path, question: str = "", answer: str | None = None, task: str = "") -> TableInfo:
@@ -114,7 +123,7 @@ def inspect_table(path: Path, question: str = "", answer: str | None = None, tas
             raise UserError(f"{option}: {path} has no column {column!r}{did_you_mean(column, columns)}")
     question = question or guess_columns([column for column in columns if column != answer] or columns)[0]
     if answer is None:
-        answer = guess_columns([question, *(column for column in columns if column != question)])[1]
+        answer = guess_answer([column for column in columns if column != question])
     if question == answer:
         raise UserError(f"--question and --answer are the same column, {question!r}; name two")
     rows = list(read_table(_absolute_path(path), "", "train"))

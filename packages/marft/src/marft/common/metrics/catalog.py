@@ -431,6 +431,7 @@ CATALOG: dict[str, list[Metric]] = {
         Metric("credit_bytes", "credit", "size of the credit records of the step's actions", ".0f", "bytes",
                better="lower", hint="training.record_credit = false records no credit"),
         Metric("episodes_per_second", "episodes/s", "episodes per second of the whole step", ".0f", better="higher"),
+        Metric("tokens_per_second", "tokens/s", "sampled tokens per second of the whole step", ".0f", better="higher"),
         Metric("tokens_per_second/*", "tokens/s", "tokens per second: sampled, or read while learning", ".0f",
                better="higher"),
         Metric("device/peak_memory", "peak memory", "peak memory of tensors on the learner's GPU during the step "
