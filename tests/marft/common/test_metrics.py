@@ -10,7 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marft.cli.terminal import AGENT_METRICS, TEAM_METRICS, format_line
+from marft.cli.terminal import (
+    AGENT_METRICS,
+    EVENT_METRICS,
+    TRAINING_COLUMNS,
+    VERBOSE_METRICS,
+    WIDE_COLUMNS,
+    format_line,
+)
 from marft.common.metrics import CATALOG, all_metrics, catalog_metric, find_metric, require_metric
 from marft.common.metrics.__main__ import render_page
 from marft.common.token_data import PromptReset, TokenSource
@@ -65,14 +72,15 @@ def test_a_name_is_found_by_its_scope_and_pattern(name: str, found: str | None) 
 
 
 def test_what_is_shown_is_in_the_catalogue() -> None:
-    assert [require_metric(name).name for name in TEAM_METRICS] == list(TEAM_METRICS)
+    team = [*EVENT_METRICS, *VERBOSE_METRICS, *(column.metric for column in (*TRAINING_COLUMNS, *WIDE_COLUMNS))]
+    assert [require_metric(name).name for name in team] == team
     assert [require_metric(f"agents/x/{name}").name for name in AGENT_METRICS] == list(AGENT_METRICS)
     assert [catalog_metric(name).name for name in MAIN_METRICS] == list(MAIN_METRICS)
 
 
 def test_a_line_leaves_out_what_is_not_there_and_what_says_nothing() -> None:
     metrics = {"reward": 0.5, "reward_std": 0.25, "kl_stops": 0.0, "policy_loss": float("nan"), "seconds": 1.0}
-    assert format_line(metrics, TEAM_METRICS) == "reward 0.50  ±0.25  1.0 s"
+    assert format_line(metrics, tuple(metrics)) == "reward 0.50  ±0.25  1.0 s"
     assert format_line(
         {"agents/a/kl": 0.01, "agents/b/kl": 0.5, "agents/a/policy_lag": 2.0}, AGENT_METRICS, "agents/a/"
     ) == ("KL 0.0100  lag 2")
