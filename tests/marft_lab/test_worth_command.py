@@ -91,7 +91,7 @@ def test_quiet_it_says_what_came_of_it_and_to_programs_one_object_a_line(
         "report": str(folder.worth / "worth.html"), "rows": None,
     }  # fmt: skip
     assert done["rows"] == saved["rows"]
-    assert "give one of them" in run(capsys, *asked, "--quiet", "--json", status=2)
+    assert "exclude each other" in run(capsys, *asked, "--quiet", "--json", status=2)
 
 
 @BY_NIGHT

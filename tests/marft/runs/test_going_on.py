@@ -79,7 +79,7 @@ class TestGoingOn:
         observer = Listening()
         longer = settings("tiny", tmp_path, *cosine, "--training.steps", "3")
         assert train(longer, folder, resume=True, callbacks=[observer]).step == 3
-        (note,) = observer.notes
+        note, *_ = observer.notes
         assert "training.steps: 2 → 3, and the learning rate follows a cosine schedule" in note
 
     def test_another_base_under_the_same_path_is_noticed(

@@ -283,7 +283,7 @@ class TestAnEngineThatSaysOtherwise:
         monkeypatch.setattr(sources, "collect_rollouts", drifted)
         run = recipe(tmp_path, "marft", "--training.steps", "3", *overrides)
         train(run, RunFolder.create(run), callbacks=([observer := Listening()]))
-        return observer.notes
+        return [note for note in observer.notes if not note.startswith("nothing was learned")]
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
