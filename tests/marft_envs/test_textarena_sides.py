@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from marft.common.types import Episode, JointAction, Observation, Task, Transition
 from marft.config.interfaces.credit import CreditInputs, Values
+from marft.config.interfaces.reward import RewardTerm, TermReward
 from marft.config.load import parse_recipe
 from marft.runs.episode_files import read_episodes
 from marft.runs.run_folder import RunFolder
@@ -30,6 +31,15 @@ from tests.episodes import make_action
 from tests.playing_games import acted, environment, first_option, match
 
 TWO_ADVISED = {"seats": [["planner", "mover"], ["rival"]]}
+
+
+class Brisk(RewardTerm):
+    """Somebody's own: the same for all, the fewer steps, the more."""
+
+    same_for_team: ClassVar[bool] = True
+
+    def score(self, episode: Episode) -> list[TermReward]:
+        return [TermReward(1 / len(episode.transitions)) for _ in episode.transitions]
 
 
 def at_random(seed: int) -> Any:
@@ -180,6 +190,18 @@ class TestWhatIsRefused:
     ) -> None:
         with pytest.raises(ValueError, match=says):
             parse_recipe(recipe(**changes))
+
+    @pytest.mark.parametrize(
+        "term", ["step_cost", "marft.rewards.terms:StepCost", "tests.marft_envs.test_textarena_sides:Brisk"]
+    )
+    def test_a_term_given_by_import_path_that_pays_both_sides_alike_is_refused_like_the_built_in_one(
+        self, term: str
+    ) -> None:
+        with pytest.raises(ValueError, match=f"'{term}' pays both sides of a game alike"):
+            parse_recipe(recipe(rewards=[{"name": term}]))
+
+    def test_a_term_that_declares_nothing_may_pay_each_side_its_own(self) -> None:
+        assert parse_recipe(recipe(rewards=[{"name": "tests.beside:Given"}])).rewards
 
     @pytest.mark.parametrize(
         "algorithm",

@@ -6,8 +6,9 @@ from typing import ClassVar
 
 import pytest
 
-from marft.common.types import Task
+from marft.common.types import JointAction, Observation, Task
 from marft.config.interfaces.environment import Environment
+from marft.config.interfaces.organization import Agents, Organization
 from marft.config.load import load_recipe
 
 NOT_ASKED = "act although it is not their turn; use organization = 'turns'"
@@ -73,3 +74,24 @@ class Dealt(Environment):
 def test_an_environment_of_ones_own_says_it_too() -> None:
     with pytest.raises(ValueError, match=NOT_ASKED):
         load_recipe("demo", changes={"environment": {"name": "tests.marft_envs.test_turns_settings:Dealt"}})
+
+
+class Heedless(Organization):
+    """Somebody's own, in which everyone acts whoever's turn it is."""
+
+    ignores_turns: ClassVar[bool] = True
+
+    async def act(self, observation: Observation, agents: Agents) -> JointAction:
+        raise AssertionError("nobody plays here")
+
+
+@pytest.mark.parametrize(
+    "organization", ["debate", "marft.agents.organizations:Debate", "tests.marft_envs.test_turns_settings:Heedless"]
+)
+def test_an_organization_given_by_import_path_is_held_to_turns_like_the_built_in_one(organization: str) -> None:
+    with pytest.raises(ValueError, match=NOT_ASKED):
+        load_recipe("relay", changes={"team": {"organization": organization}})
+
+
+def test_an_organization_that_declares_nothing_may_heed_turns() -> None:
+    assert load_recipe("relay", changes={"team": {"organization": "tests.plugins:Apart"}}).agents

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 from functools import cache
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
-from marft.common.types import Episode
+from marft.common.types import Episode, JointAction, Observation
 from marft.config.interfaces.environment import Environment
+from marft.config.interfaces.organization import Agents, Organization
 from marft.rewards.terms import Function
 from marft_envs.env_check.report import Report
 from marft_envs.env_check.runner import CHECKS, run_checks
@@ -187,3 +189,27 @@ def test_agents_that_read_the_task_only_once_are_named(memory: str, warns: bool)
         ["reasoner, actor: later prompts do not contain the task"] if warns else []
     )
     assert verdict.grade == ("warning" if warns else "pass")
+
+
+class Unheard(Organization):
+    """Somebody's own, in which nobody hears what the others say in the same step."""
+
+    no_step_messages: ClassVar[bool] = True
+
+    async def act(self, observation: Observation, agents: Agents) -> JointAction:
+        raise AssertionError("nobody plays here")
+
+
+@pytest.mark.parametrize(
+    ("organization", "unheard"),
+    [
+        ("parallel", True),
+        ("marft.agents.organizations:Parallel", True),
+        ("tests.marft_envs.test_vetting:Unheard", True),
+        ("tests.plugins:Reversed", False),  # it declares nothing
+    ],
+)
+def test_an_organization_given_by_import_path_passes_messages_like_the_built_in_one(
+    organization: str, unheard: bool
+) -> None:
+    assert target_from_recipe(settings(team={"organization": organization})).no_step_messages == unheard

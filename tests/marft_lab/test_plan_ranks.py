@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from marft.config import RunSettings, load_recipe, parse_recipe
+from marft.config.interfaces.schedule import Progress, UpdatePhase, UpdateSchedule
 from marft.models import attention
 from marft.models.backbone import Backbone
 from marft.models.device_specs import find_device_spec
@@ -161,6 +162,31 @@ def test_models_on_ranks_of_their_own_are_learned_on_at_one_time() -> None:
     assert apart / 2 < one_by_one < apart
     after = parse_recipe(table, changes={"algorithm.schedule": {"name": "agent-by-agent"}})
     assert seconds(planned(after).best, "update") > apart
+
+
+class EverySecondStep(UpdateSchedule):
+    """Somebody's own: all policies in one phase, every second step."""
+
+    ratio_limit: ClassVar[float] = 1.0
+    updates_together: ClassVar[bool] = True
+
+    def plan_phases(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
+        return [] if progress.step % 2 else [UpdatePhase(tuple(policies))]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "together"),
+    [
+        ("marft.trainer.update_schedules:Simultaneous", True),
+        ("tests.marft_lab.test_plan_ranks:EverySecondStep", True),
+        ("tests.plugins:PlayAgain", False),  # it declares nothing
+    ],
+)
+def test_a_schedule_given_by_import_path_is_planned_like_the_built_in_one(schedule: str, together: bool) -> None:
+    table = two_models().model_dump(mode="json", exclude_none=True)
+    like = parse_recipe(table, changes={"algorithm.schedule": {"name": "simultaneous" if together else "sequential"}})
+    own = parse_recipe(table, changes={"algorithm.schedule": {"name": schedule}})
+    assert planned(own).best.phases == planned(like).best.phases
 
 
 def test_links_carry_sums_of_gradients_layers_and_what_the_first_rank_gathers() -> None:

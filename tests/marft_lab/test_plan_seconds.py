@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
+from marft.common.types import JointAction, Observation
 from marft.config import RunSettings, load_recipe
+from marft.config.interfaces.organization import Agents, Organization
 from marft.models.device_specs import find_device_spec
 from marft.models.model_sizes import COMMON_MODELS
 from marft_lab.planning.memory import PlanContext, micro_batch_tokens
@@ -79,6 +81,31 @@ def test_agents_of_a_chain_take_turns_and_those_of_a_parallel_team_do_not() -> N
     assert (chain.episodes, chain.concurrent_actions) == (16, 16)
     words = ("--rollout.tasks_per_step", "8", "--rollout.samples_per_task", "2", "--team.organization", "parallel")
     assert compute_workload(math(*words)).concurrent_actions == 32
+
+
+class InTurn(Organization):
+    """Somebody's own, in which one agent acts after the other."""
+
+    acts_in_sequence: ClassVar[bool] = True
+
+    async def act(self, observation: Observation, agents: Agents) -> JointAction:
+        raise AssertionError("nobody plays here")
+
+
+@pytest.mark.parametrize(
+    ("organization", "requests"),
+    [
+        ("chain", 1),
+        ("marft.agents.organizations:Chain", 1),
+        ("tests.marft_lab.test_plan_seconds:InTurn", 1),
+        ("tests.plugins:Apart", 2),  # it declares nothing
+    ],
+)
+def test_an_organization_given_by_import_path_is_planned_like_the_built_in_one(
+    organization: str, requests: int
+) -> None:
+    words = ("--rollout.tasks_per_step", "8", "--rollout.samples_per_task", "2", "--team.organization", organization)
+    assert compute_workload(math(*words)).concurrent_actions == 16 * requests
 
 
 def test_micro_batches_are_cut_evenly() -> None:

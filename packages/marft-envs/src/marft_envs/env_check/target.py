@@ -42,9 +42,6 @@ class Limits:
 
 
 SINGLE_PROFILE = AgentProfile("solver")
-PARALLEL_ORGANIZATIONS = (
-    "parallel",
-)  # organizations in which agents of the same step do not receive each other's messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +82,7 @@ class CheckTarget:
 def target_from_recipe(run: RunSettings, folder: str = "") -> CheckTarget:
     """Return the subject for a recipe."""
     profiles = tuple(agent.profile for agent in run.agents)
-    no_step_messages = run.team.name in PARALLEL_ORGANIZATIONS or getattr(run.team, "order", "") == "simultaneous"
+    no_step_messages = run.team.no_step_messages or getattr(run.team, "order", "") == "simultaneous"
     visible = getattr(run.team, "visible", "none")
     memory_roles = frozenset(agent.role for agent in run.agents if agent.memory != "none")
     folder = folder or str(Path.cwd())

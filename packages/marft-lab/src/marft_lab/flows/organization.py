@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -40,6 +40,7 @@ class Flow(Organization):
     trained.
     """
 
+    acts_in_sequence: ClassVar[bool] = True
     network: NonEmptyString = Field(description="file of the network, from `marft flow grow`")
     embed: FunctionPath = Field(
         default="",

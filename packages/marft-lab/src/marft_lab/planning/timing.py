@@ -179,7 +179,7 @@ def environment_phase(context: PlanContext, seconds: float) -> Phase:
 def training_phases(context: PlanContext, reached: Efficiencies, placement: RankPlacement) -> list[Phase]:
     """Return the training phases of the slowest rank; with sequential policy updates, phases of all models add up."""
     of_model = {model: _model_seconds(context, reached, placement, model) for model in context.shapes}
-    if context.run.algorithm.schedule.name == "simultaneous":
+    if context.run.algorithm.schedule.updates_together:
         of_ranks = [
             [of_model[model] for model in of_model if placement.trains(rank, model)] for rank in range(placement.ranks)
         ]

@@ -16,8 +16,6 @@ from marft.runs.run_folder import RunFolder
 
 DEFAULT_PROMPT = 512  # default prompt length in tokens, if neither the context length nor the options give it
 MAX_CONTEXT = 2**20  # maximum context in tokens, if unknown; no known model reads more
-# organizations with sequential agents
-SEQUENTIAL_TEAMS = ("chain", "reflective", "hierarchical", "orchestrated", "flow")
 MAX_FILES = 3  # maximum number of files, the newest
 
 
@@ -197,9 +195,8 @@ def compute_workload(run: RunSettings, lengths: KnownLengths = KnownLengths()) -
                 adapted and policy.lora.trained_matrices == "B",
             )
         )
-    sequential = run.team.name in SEQUENTIAL_TEAMS
     live = min(max(real, imagined), run.rollout.max_concurrent_episodes)
-    return StepWorkload(real, steps, live * (1 if sequential else len(run.agents)), tuple(policies))
+    return StepWorkload(real, steps, live * (1 if run.team.acts_in_sequence else len(run.agents)), tuple(policies))
 
 
 def compute_validation_workload(run: RunSettings, workload: StepWorkload) -> StepWorkload:

@@ -79,11 +79,12 @@ class Chain(Organization):
     """
 
     single_action_each: ClassVar[bool] = True  # every agent acts once per step
+    acts_in_sequence: ClassVar[bool] = True
     visible: Literal["all", "previous"] = Field(
         default="all", description="visible actions: every earlier action, or only the previous action"
     )
 
-    def sole_answer_role(self, candidates: Sequence[str]) -> str:
+    def answer_only_role(self, candidates: Sequence[str]) -> str:
         """Return the only answering role, or "" with several."""
         return candidates[0] if len(candidates) == 1 else ""
 
@@ -108,11 +109,12 @@ class Parallel(Organization):
     """
 
     single_action_each: ClassVar[bool] = True  # every agent acts once per step
+    no_step_messages: ClassVar[bool] = True
     answer: Literal["last", "vote"] = Field(
         default="last", description="team answer: of the last answering agent, or the most frequent"
     )
 
-    def sole_answer_role(self, candidates: Sequence[str]) -> str:
+    def answer_only_role(self, candidates: Sequence[str]) -> str:
         """Return the only answering role, or "" with several or with a vote."""
         return candidates[0] if len(candidates) == 1 and self.answer == "last" else ""
 
@@ -134,6 +136,8 @@ class Reflective(Organization):
     ``reviser`` may be the actor itself.
     """
 
+    ignores_turns: ClassVar[bool] = True
+    acts_in_sequence: ClassVar[bool] = True
     actor: str = Field(default="actor", description="role that drafts")
     critic: str = Field(default="critic", description="role that criticizes")
     reviser: str = Field(default="reviser", description="role that revises; may be the actor")
@@ -144,7 +148,7 @@ class Reflective(Organization):
         for field in ("actor", "critic", "reviser"):
             yield from unknown_roles(f"team.{field}", [getattr(self, field)], roles)
 
-    def sole_answer_role(self, candidates: Sequence[str]) -> str:  # noqa: ARG002
+    def answer_only_role(self, candidates: Sequence[str]) -> str:  # noqa: ARG002
         """Return the reviser's role for a single revision, or ""."""
         return self.reviser if self.rounds == 1 and self.reviser not in (self.actor, self.critic) else ""
 
@@ -170,6 +174,7 @@ class Debate(Organization):
     ``neighbors`` is ``"all"``, ``"ring"`` (the previous and the next agent), or a table of neighbors.
     """
 
+    ignores_turns: ClassVar[bool] = True
     rounds: SmallCount = Field(default=2, description="number of rounds")
     neighbors: Literal["all", "ring"] | Neighbors = Field(
         default="all", description="visible agents: everyone, the two neighbors in a ring, or a table of neighbors"
@@ -185,7 +190,7 @@ class Debate(Organization):
         if len(roles) - bool(self.judge) < 1:
             yield "team: a judge alone has nobody to listen to; add agents who debate"
 
-    def sole_answer_role(self, candidates: Sequence[str]) -> str:  # noqa: ARG002
+    def answer_only_role(self, candidates: Sequence[str]) -> str:  # noqa: ARG002
         """Return the judge's role, or "" without a judge."""
         return self.judge
 
@@ -237,6 +242,7 @@ class MixtureOfAgents(Organization):
                   aggregator ──▶ answer
     """
 
+    ignores_turns: ClassVar[bool] = True
     layers: SmallCount = Field(default=2, description="number of proposal layers")
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
@@ -244,7 +250,7 @@ class MixtureOfAgents(Organization):
         if len(roles) < 2:
             yield "team: a mixture of agents needs proposers beside the agent that answers"
 
-    def sole_answer_role(self, candidates: Sequence[str]) -> str:
+    def answer_only_role(self, candidates: Sequence[str]) -> str:
         """Return the aggregator's role."""
         return candidates[-1]
 
@@ -282,7 +288,7 @@ class Graph(Organization):
         except CycleError as error:
             yield f"team.visible: {' → '.join(reversed(error.args[1]))} is a circle, so nobody could begin"
 
-    def sole_answer_role(self, candidates: Sequence[str]) -> str:
+    def answer_only_role(self, candidates: Sequence[str]) -> str:
         """Return the only answering role, or "" with several."""
         return candidates[0] if len(candidates) == 1 else ""
 
@@ -321,6 +327,7 @@ class Hierarchical(Organization):
     credit.
     """
 
+    acts_in_sequence: ClassVar[bool] = True  # except for several workers
     planner: str = Field(default="planner", description="role that writes the list")
     workers: Annotated[Names, Field(min_length=1)] = Field(
         default=("worker",), description="roles that work on the items"
@@ -331,7 +338,7 @@ class Hierarchical(Organization):
         """Yield a message for each unknown role."""
         yield from unknown_roles("team", (self.planner, *self.workers), roles)
 
-    def sole_answer_role(self, candidates: Sequence[str]) -> str:
+    def answer_only_role(self, candidates: Sequence[str]) -> str:
         """Return the role for combining the results, or "" if this role also plans or works."""
         return "" if candidates[-1] in (self.planner, *self.workers) else candidates[-1]
 
@@ -378,6 +385,7 @@ class Orchestrated(Organization):
     one as well. After ``max_calls`` calls the step ends in any case. The router can stop only after the first call.
     """
 
+    acts_in_sequence: ClassVar[bool] = True
     router: str = Field(default="router", description="role that chooses")
     views: Annotated[tuple[View, ...], Strict(False), Field(min_length=1)] = Field(
         default=("all",), description="views of earlier actions that a called agent may get"

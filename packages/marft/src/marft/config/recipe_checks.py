@@ -30,12 +30,6 @@ MAX_EPISODES = 1_000_000  # maximum episodes in one training step
 MAX_TOKENS = 10**10  # maximum tokens sampled in one environment step by all episodes of a training step
 BYTES_PER_TOKEN = 9  # bytes of a recorded token: id, log-prob and mark
 
-# organizations that ignore turns, besides those in which every agent acts once
-TURN_IGNORING = ("parallel", "debate", "mixture-of-agents", "reflective")
-
-# reward terms with the same reward for the whole team
-TEAM_TERMS = ("trajectory", "trajectory_score", "progress", "step_cost")
-
 
 def recipe_problems(run: RunSettings) -> Iterable[str]:
     """Yield the conflicts between the tables of a recipe, one sentence each, with a remedy."""
@@ -409,7 +403,7 @@ def _turn_problems(run: RunSettings) -> Iterable[str]:
     """Yield organizations that ignore the environment's turns, and teams that bypass the environment's messages."""
     environment, team = run.environment, run.team
     has_opponents = len(environment.opposing_sides) > 1 or bool(environment.opponent_roles)
-    ignores_turns = team.single_action_each or team.name in TURN_IGNORING
+    ignores_turns = team.single_action_each or team.ignores_turns
     if ignores_turns and (has_opponents or (environment.controls_turns and len(run.agents) > 1)):
         yield (
             f"team: in organization {team.name!r} agents act although it is not their turn; use organization = 'turns'"
@@ -468,7 +462,7 @@ def _credit_problems(run: RunSettings) -> Iterable[str]:
             "here those are opponents; set shaping = 'none'"
         )
     for term in run.rewards:
-        if term.name in TEAM_TERMS:
+        if term.same_for_team:
             yield (
                 f"rewards: {term.name!r} pays both sides of a game alike, and one of them has lost it; remove it, and "
                 "use 'outcome', which pays each side what it earned"

@@ -63,6 +63,8 @@ class GuessSession:
 class Vote(Organization):
     """All agents draft concurrently, and the agent called ``judge`` decides."""
 
+    ignores_turns: ClassVar[bool] = True
+
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
         """Run one step."""
         drafts = await asyncio.gather(*(agent(observation) for agent in agents if agent.role != "judge"))

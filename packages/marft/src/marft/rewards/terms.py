@@ -21,7 +21,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -48,6 +48,8 @@ class Outcome(RewardTerm):
 class Trajectory(RewardTerm):
     """Success reward: 1 at the last step for a solved task. Episodes without known success fail."""
 
+    same_for_team: ClassVar[bool] = True
+
     def score(self, episode: Episode) -> list[TermReward]:
         """Return 1 at the last step for a solved task, else 0.
 
@@ -63,6 +65,8 @@ class Progress(RewardTerm):
     """Progress beyond the best earlier step, from declared progress (``StepInfo.progress``), else from the
     environment's rewards.
     """
+
+    same_for_team: ClassVar[bool] = True
 
     def score(self, episode: Episode) -> list[TermReward]:
         """Return the improvement at each step.
@@ -81,6 +85,8 @@ class Progress(RewardTerm):
 class TrajectoryScore(RewardTerm):
     """Mean declared progress over the steps, paid at the last step. Episodes without declared progress fail."""
 
+    same_for_team: ClassVar[bool] = True
+
     def score(self, episode: Episode) -> list[TermReward]:
         """Return ``(1/T) Σ_t p_t`` at the last step.
 
@@ -96,6 +102,7 @@ class TrajectoryScore(RewardTerm):
 class StepCost(RewardTerm):
     """Penalty: −1 for every environment step."""
 
+    same_for_team: ClassVar[bool] = True
     shaping_only: bool = Field(
         default=True, description="guide learning without grading; algorithm.dynamic_sampling ignores the term"
     )

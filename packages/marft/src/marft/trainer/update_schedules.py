@@ -28,6 +28,7 @@ class Simultaneous(UpdateSchedule):
     """Joint update: every policy, on every minibatch."""
 
     correction: ClassVar[Correction] = ""
+    updates_together: ClassVar[bool] = True
     ratio_limit: ClassVar[float] = 1.0
 
     def plan_phases(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:  # noqa: ARG002

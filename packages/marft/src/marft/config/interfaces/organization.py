@@ -85,6 +85,11 @@ class Organization(
     """
 
     single_action_each: ClassVar[bool] = False  # every agent acts exactly once per step
+    # agents act although it is not their turn; with single_action_each they do in any case
+    ignores_turns: ClassVar[bool] = False
+    # all or most agents act one after another; a plan expects one request at a time per episode
+    acts_in_sequence: ClassVar[bool] = False
+    no_step_messages: ClassVar[bool] = False  # agents of the same step do not receive each other's messages
     # the organization writes the agents' prompts itself, without the recipe's prompt format
     writes_prompts: ClassVar[bool] = False
     own_timeout: ClassVar[bool] = False  # the organization itself ensures that a step ends, even if no agent responds
@@ -115,7 +120,7 @@ class Organization(
         """True if the organization itself rewards an answer."""
         return False
 
-    def sole_answer_role(self, candidates: Sequence[str]) -> str:  # noqa: ARG002
+    def answer_only_role(self, candidates: Sequence[str]) -> str:  # noqa: ARG002
         """Return the role whose only action in a step is the answer, so that the answer can be streamed.
 
         Return "" if the role is not known in advance.

@@ -34,6 +34,7 @@ class RewardTerm(Plugin, ABC, kind="rewards", label="a reward term"):
     """
 
     own_timeout: ClassVar[bool] = False
+    same_for_team: ClassVar[bool] = False  # the reward is the same for every agent, on both sides of a game
     weight: Annotated[Bounded, NotTiny] = Field(
         default=1.0, description="factor on the reward, after the clip; negative: a penalty"
     )

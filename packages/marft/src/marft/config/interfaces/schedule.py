@@ -50,6 +50,8 @@ class UpdateSchedule(Plugin, ABC, kind="schedules", label="a schedule", together
     """
 
     correction: ClassVar[Literal["", "product", "preceding"]] = ""
+    # a single phase updates all policies; a plan then expects models on different ranks to train at the same time
+    updates_together: ClassVar[bool] = False
 
     if TYPE_CHECKING:
 
