@@ -19,6 +19,7 @@ from marft.common.processes.messages import LENGTHS, Completed, encode_frame
 from marft.common.processes.remote_error import RemoteError
 from marft.inference.subprocess_engine.messages import (
     TO_ENGINE,
+    VALUES,
     CancelRequest,
     EngineInit,
     EngineReady,
@@ -39,7 +40,7 @@ def main(descriptor: int) -> None:
 
 
 async def _serve(end: socket.socket) -> None:
-    connection = await AsyncConnection.from_socket(end, TO_ENGINE)
+    connection = await AsyncConnection.from_socket(end, TO_ENGINE, VALUES)
     opened: EngineInit = await connection.receive()
     does = opened.options
     if does.get("refuses"):
@@ -98,10 +99,11 @@ async def _serve(end: socket.socket) -> None:
                     for _ in range(does["slow"]):
                         await asyncio.sleep(0.2)
                         connection.send(Heartbeat())
-                half = message.max_tokens // 2 if message.stream else 0
+                longest = message.sampling.max_new_tokens
+                half = longest // 2 if message.stream else 0
                 if half:
                     connection.send(_said(message, slice(0, half), "", version))
-                connection.send(_said(message, slice(half, message.max_tokens), "length", version))
+                connection.send(_said(message, slice(half, longest), "length", version))
             case ScoreRequest():
                 version = versions[message.policy]
                 likely = -message.sizes.astype(np.float32) * message.temperature
@@ -123,8 +125,8 @@ def _garbled(how: str, ask: SampleRequest) -> bytes:
 
 
 def _said(ask: SampleRequest, part: slice, finish: str, version: int) -> TokenChunk:
-    tokens = np.resize(ask.prompt, ask.max_tokens)[part]
-    places = np.arange(ask.max_tokens, dtype=np.float32)[part]
+    tokens = np.resize(ask.prompt, ask.sampling.max_new_tokens)[part]
+    places = np.arange(ask.sampling.max_new_tokens, dtype=np.float32)[part]
     return TokenChunk(ask.number, tokens.astype(np.int32), -places, finish, version, version)
 
 

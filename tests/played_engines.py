@@ -16,6 +16,7 @@ from marft.common.processes.connection import AsyncConnection
 from marft.common.processes.messages import Completed
 from marft.inference.subprocess_engine.messages import (
     TO_ENGINE,
+    VALUES,
     CancelRequest,
     EngineInit,
     EngineReady,
@@ -118,7 +119,7 @@ class Starter:
         return process
 
     async def _live(self, process: Process, play: Callable[[Life], Awaitable[None]]) -> None:
-        connection = await AsyncConnection.from_socket(process.theirs, TO_ENGINE)
+        connection = await AsyncConnection.from_socket(process.theirs, TO_ENGINE, VALUES)
         self.lives.append(life := Life(connection))
         try:
             await play(life)
@@ -136,7 +137,7 @@ async def answers(life: Life) -> None:
     while True:
         message = await life.next(SampleRequest, ScoreRequest, CancelRequest)
         if isinstance(message, SampleRequest):
-            life.say(message, *np.resize(message.prompt, message.max_tokens).tolist())
+            life.say(message, *np.resize(message.prompt, message.sampling.max_new_tokens).tolist())
         elif isinstance(message, ScoreRequest):
             likely = -message.sizes.astype(np.float32) * message.temperature
             life.connection.send(ScoreResponse(message.number, likely, 0, 0))

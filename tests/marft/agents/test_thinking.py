@@ -10,7 +10,7 @@ import pytest
 
 from marft.agents.game import Attempt, Game
 from marft.agents.play import play
-from marft.common.types import Episode, JointAction, Observation, Task
+from marft.common.types import Episode, JointAction, MemoryMode, Observation, Task
 from marft.config.interfaces.organization import Agents
 from marft.evaluation.evaluate import _collect_messages
 from tests.fakes import FakeEngine
@@ -24,7 +24,7 @@ async def plan_and_answer(observation: Observation, agents: Agents) -> JointActi
     return JointAction(await agents.solver(observation, sees=[plan]))
 
 
-def team(thinking: Literal["keep", "drop"], text: str = TEXT, memory: Literal["none", "own"] = "none") -> Game:
+def team(thinking: Literal["keep", "drop"], text: str = TEXT, memory: MemoryMode = "none") -> Game:
     g = acting(plan_and_answer, "planner", "solver", engine=FakeEngine(lambda key, _: text), steps=3)
     agents = tuple(replace(agent, thinking=thinking, memory=memory) for agent in g.team.agents)
     return replace(g, team=replace(g.team, agents=agents), renderer=Plain())

@@ -14,10 +14,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import typer
 
+from marft.cli.app import app
+from marft.cli.project_init import TEAM_KIND
 from marft.cli.template.files import TEAM_TEMPLATES
 from marft.cli.template.tables import generate_sums, guess_columns, inspect_table
 from marft.config import RunSettings, load_recipe
+from marft.config.plugins import plugin_names
 from marft.envs.tasks import read_tasks
 from tests.marft.cli.test_cli import run
 from tests.nights import BY_NIGHT, NIGHT, some
@@ -209,10 +213,28 @@ class TestAnEnvironment:
         )
         assert (here / "mine_too" / "README.md").read_text() == "mine"
 
+    def test_the_help_names_every_kind(self) -> None:
+        names, _ = named_in_help("kind")
+        assert names == [TEAM_KIND, *plugin_names("starters")]
+
     def test_another_kind_is_refused(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert "unknown 'enviroment'; did you mean 'environment'?" in run(
             capsys, "init", "--kind", "enviroment", status=2
         )
+
+
+def named_in_help(option: str) -> tuple[list[str], str]:
+    """What the help of an option of ``init`` names, and the default that it says, "" for none."""
+    command = typer.main.get_command(app).commands["init"]  # type: ignore[attr-defined]
+    (said,) = [parameter.help for parameter in command.params if parameter.name == option]
+    found = re.fullmatch(r"[^:]+: ([\w, -]+?)(?: \(default: ([\w-]+)\))?\.", said)
+    assert found
+    return re.split(r", | or ", found[1]), found[2] or ""
+
+
+def test_the_help_names_every_team_and_the_first_as_the_default() -> None:
+    names, default = named_in_help("team")
+    assert (names, default) == (list(TEAM_TEMPLATES), next(iter(TEAM_TEMPLATES)))
 
 
 class TestWhatItRefuses:

@@ -382,13 +382,19 @@ def test_only_what_can_be_pickled_is_and_the_error_names_the_setting() -> None:
         pickle_value(lambda: None, "the recipe", "training.ranks", 1)
 
 
-def test_an_engine_on_another_python_needs_numpy_alone() -> None:
+def _modules_after(module: str) -> set[str]:
+    """Packages other than Python's own, and modules of MARFT's, that an engine's program has with a module."""
     code = "import sys, types; m = sys.modules['marft'] = types.ModuleType('marft'); m.__path__ = [sys.argv[1]]; "
-    code += "import marft.common.processes.messages; print(*sorted({n.partition('.')[0] for n in sys.modules} "
+    code += f"import marft.{module}; print(*sorted({{n.partition('.')[0] for n in sys.modules}} "
     code += "- sys.stdlib_module_names), *(n for n in sys.modules if n.startswith('marft.')))"
     folder = Path(find_spec("marft").origin or "").parent  # type: ignore[union-attr]
     said = subprocess.run([sys.executable, "-P", "-c", code, str(folder)], check=True, capture_output=True, text=True)
-    names = {name for name in said.stdout.split() if "sysconfig" not in name and not name.startswith("_")}
-    assert names - {"numpy", "marft"} <= {
+    return {name for name in said.stdout.split() if "sysconfig" not in name and not name.startswith("_")}
+
+
+def test_an_engine_on_another_python_needs_numpy_alone() -> None:
+    assert _modules_after("common.processes.messages") - {"numpy", "marft"} <= {
         "marft.common", "marft.common.processes", "marft.common.processes.messages"
     }  # fmt: skip
+    loaded = _modules_after("inference.subprocess_engine.vllm_server")
+    assert {name for name in loaded if not name.startswith("marft.")} <= {"numpy", "marft"}

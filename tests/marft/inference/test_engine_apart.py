@@ -195,12 +195,12 @@ class TestEngine:
             engine._connection.send = lambda message: (sent.append(message), send(message))  # type: ignore[method-assign]
             for call in (0, 0, 1):
                 await said(engine, call, **how)
-            await said(engine, stop=(str(tiny_tokenizer.decode([7])),))
+            await said(engine, stop=(str(tiny_tokenizer.decode([7])),), on_token=lambda _: None)
             return sent
 
         first, again, other, stopped, forgotten = with_engine(use)
-        asked = (first.temperature, first.top_p, first.top_k, first.max_tokens, first.stop_ids)
-        assert asked == (0.7, 0.9, 5, 4, [2])
+        assert (first.sampling, first.stop_ids) == (SamplingParams(**how), [2])  # type: ignore[arg-type]
+        assert (stopped.sampling.stop, stopped.sampling.on_token) == ((), None)
         assert first.seed == again.seed != other.seed
         assert isinstance(forgotten, CancelRequest)
         assert forgotten.number == stopped.number

@@ -15,11 +15,13 @@ from transformers import PreTrainedTokenizerBase
 from marft.common.errors import RunError
 from marft.common.processes.child_process import KILLED
 from marft.common.processes.connection import BUFFER_BYTES, AsyncConnection
-from marft.common.processes.messages import encode_frame
+from marft.common.processes.messages import FrameEncoder, by_name
+from marft.common.token_data import Grammar
 from marft.common.types import ActionKey, Option, SamplingParams, VersionRange
 from marft.inference.subprocess_engine.engine import SubprocessEngine, SubprocessPolicy
 from marft.inference.subprocess_engine.messages import (
     TO_ENGINE,
+    VALUES,
     CancelRequest,
     EngineInit,
     LoadCommand,
@@ -67,12 +69,20 @@ async def until(true: Callable[[], object]) -> None:
         await asyncio.sleep(0.005)
 
 
+def framed(message: SampleRequest) -> bytes:
+    encoder = FrameEncoder(by_name(VALUES))
+    encoder.add(message)
+    return encoder.take_frame()
+
+
 def test_what_is_asked_again_is_the_same_to_the_last_field(played: Callable[..., Any]) -> None:
     async def use(engine: SubprocessEngine, starter: Starter) -> None:
-        answer = await said(engine, temperature=0.7, top_p=0.8, top_k=3, alternatives=1)
+        how = {"temperature": 0.7, "top_p": 0.8, "top_k": 3, "alternatives": 1, "grammar": Grammar("regex", "a+")}
+        answer = await said(engine, **how)
         assert answer.tokens.tolist() == [5, 6, 7, 8]
         (first,), (again,) = (life.of(SampleRequest) for life in starter.lives)
-        assert encode_frame(first) == encode_frame(again)
+        assert first.sampling == SamplingParams(max_new_tokens=4, **how)  # type: ignore[arg-type]
+        assert framed(first) == framed(again)
 
     played(use, dies_asked, answers)
 
@@ -275,8 +285,8 @@ class TestResting:
 def test_a_frame_that_comes_in_pieces_is_taken_whole_and_one_cut_short_is_none() -> None:
     async def sent(cut: int) -> Any:
         ours, theirs = socket.socketpair()
-        frame = encode_frame(SampleRequest(1, "actor", np.arange(BUFFER_BYTES, dtype=np.int32), 1.0, 4, 1.0, 0, 1, []))
-        connection = await AsyncConnection.from_socket(ours, TO_ENGINE)
+        frame = framed(SampleRequest(1, "actor", np.arange(BUFFER_BYTES, dtype=np.int32), SamplingParams(), 1, []))
+        connection = await AsyncConnection.from_socket(ours, TO_ENGINE, VALUES)
         sending = asyncio.create_task(asyncio.to_thread(_send, theirs, frame[: len(frame) - cut]))
         try:
             return await asyncio.wait_for(connection.receive(), 5)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from marft.common.processes.messages import Completed
+from marft.common.types import SamplingParams
 from marft.config.models import LoraSettings, ModelSettings
 from marft.inference.caller_thread import CallerThreadExecutor
 from marft.inference.subprocess_engine.local_server import Server
@@ -29,7 +30,8 @@ from marft.models.tokenizer_format import load_format
 
 LORA = LoraSettings(rank=4, alpha=8.0, target_modules=("q_proj", "v_proj"))
 PROMPT = np.arange(5, 21, dtype=np.int32)
-ASK = SampleRequest(10, "actor", PROMPT, 1.0, 24, 1.0, 0, 123, [2])
+HOW = SamplingParams(max_new_tokens=24)
+ASK = SampleRequest(10, "actor", PROMPT, HOW, 123, [2])
 OPTIONS = np.array([7, 8, 9], np.int32), np.array([2, 1], np.int32)
 
 
@@ -213,7 +215,7 @@ def test_an_action_is_sampled_as_its_request_says(served: Callable[..., None]) -
         server.handle(LoadCommand(1, "actor", 0))
         asked = [{}, {"temperature": 0.0}, {"top_p": 1e-6}, {"top_k": 1}]
         for number, how in enumerate(asked):
-            server.handle(replace(ASK, number=20 + number, **how))  # type: ignore[arg-type]
+            server.handle(replace(ASK, number=20 + number, sampling=replace(HOW, **how)))  # type: ignore[arg-type]
         free, greedy, nucleus, first = [(await connection.over(20 + number))[0] for number in range(4)]
         assert greedy == nucleus == first != free
 

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 from marft.common.processes.messages import Completed
+from marft.common.token_data import Grammar
+from marft.common.types import SamplingParams
 from marft.inference.subprocess_engine import server as server_module
 from marft.inference.subprocess_engine import vllm_server
 from marft.inference.subprocess_engine.messages import (
@@ -29,7 +31,8 @@ from marft.inference.subprocess_engine.messages import (
 )
 from marft.inference.subprocess_engine.vllm_server import Server
 
-ASK = SampleRequest(10, "actor", np.array([5, 6], np.int32), 0.7, 4, 0.9, 5, 123, [2, 3])
+HOW = SamplingParams(temperature=0.7, max_new_tokens=4, top_p=0.9, top_k=5)
+ASK = SampleRequest(10, "actor", np.array([5, 6], np.int32), HOW, 123, [2, 3])
 
 
 class Engine:
@@ -90,7 +93,10 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
     modules: dict[str, dict[str, Any]] = {
         "vllm": {"SamplingParams": parameters},
-        "vllm.sampling_params": {"RequestOutputKind": SimpleNamespace(DELTA="delta", FINAL_ONLY="final")},
+        "vllm.sampling_params": {
+            "RequestOutputKind": SimpleNamespace(DELTA="delta", FINAL_ONLY="final"),
+            "StructuredOutputsParams": SimpleNamespace,
+        },
         "vllm.lora": {},
         "vllm.lora.request": {"LoRARequest": request},
     }
@@ -251,7 +257,7 @@ def test_the_likeliest_tokens_come_by_their_rank() -> None:
         engine.let.set()
         engine.likely = {30: 3, 10: 1, 20: 2}
         server.handle(LoadCommand(1, "actor", 3))
-        server.handle(replace(ASK, alternatives=2))
+        server.handle(replace(ASK, sampling=replace(HOW, alternatives=2)))
         await turns()
         assert (sent[-1].top_ids.tolist(), sent[-1].top_log_probs.tolist()) == ([[10, 20]], [[-1.0, -2.0]])
 
@@ -271,14 +277,26 @@ def test_an_action_that_vllm_gave_up_is_no_action() -> None:
     served(use)
 
 
+def test_each_kind_of_grammar_is_asked_for_as_vllm_calls_it() -> None:
+    async def use(server: Server, engine: Engine, _: list[Any]) -> None:
+        server.handle(LoadCommand(1, "actor", 3))
+        for number, grammar in enumerate((Grammar("lark", "start: x"), Grammar("regex", "a+"), Grammar("json", "{}"))):
+            server.handle(replace(ASK, number=20 + number, sampling=replace(HOW, grammar=grammar)))
+        await turns()
+        lark, regex, schema = (vars(one.sampling.structured_outputs) for one in engine.asked)
+        assert (lark, regex, list(schema)) == ({"grammar": "start: x"}, {"regex": "a+"}, ["json"])
+
+    served(use)
+
+
 def test_a_grammar_that_vllm_does_not_take_fails_its_episode_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: str) -> None:
+    def refused(_: Grammar) -> None:
         raise ValueError("Failed to convert the grammar")
 
     async def use(server: Server, engine: Engine, sent: list[Any]) -> None:
         engine.let.set()
         server.handle(LoadCommand(1, "actor", 3))
-        server.handle(replace(ASK, grammar=["lark", "start: x"]))
+        server.handle(replace(ASK, sampling=replace(HOW, grammar=Grammar("lark", "start: x"))))
         await turns()
         assert isinstance(sent[-1], RequestFailed)
         assert sent[-1].number == 10

@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 from marft.agents.chat import Reply
 from marft.agents.streaming import ActionStart
+from marft_serve.gateway.client import WAITING
 from marft_serve.gateway.errors import (
     RequestError,
     convert_chat_errors,
@@ -47,7 +48,6 @@ from marft_serve.gateway.stream_buffer import StreamBuffer, StreamResponse
 T = TypeVar("T")
 RETRY_HEADERS = ("x-stainless-retry-count", "x-retry-count")
 MAX_KEY_CHARS = 256
-WAITING = "waiting"
 MAX_CLOSED_SESSIONS = 10_000  # number of closed sessions to remember, for a specific error message
 
 

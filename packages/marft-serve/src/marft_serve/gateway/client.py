@@ -8,6 +8,8 @@ from typing import TypedDict
 
 from marft.config.settings import did_you_mean
 
+WAITING = "waiting"  # last part of the path of ``waiting_url``
+
 
 class Keywords(TypedDict):
     """Keyword arguments for an SDK client."""

@@ -26,7 +26,7 @@ from marft.config.interfaces.organization import Agents, Organization
 from marft.config.paths import resolve_recipe_path
 from marft.config.plugins import FunctionPath, import_object
 from marft.config.settings import Count, NonEmptyString, NonNegativeCount, Positive
-from marft_serve.gateway.client import Client, Clients
+from marft_serve.gateway.client import WAITING, Client, Clients
 from marft_serve.gateway.program_runner import call_function, mask_secrets, run_command
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ class ProgramEpisode(Organization):
                     "none",
                     handle.agent.policy,
                     handle.profile.instructions,
-                    f"{self._address}/waiting",
+                    f"{self._address}/{WAITING}",
                 )
                 for handle in agents
             }

@@ -18,6 +18,7 @@ from marft.common.types import (
     ActionKey,
     AgentProfile,
     JointAction,
+    MemoryMode,
     Normalization,
     Observation,
     SamplingParams,
@@ -55,7 +56,7 @@ class Agent:
     sampling: SamplingParams = SamplingParams()
     cut: TruncationPolicy = TruncationPolicy()
     tool_use: ToolUse = ToolUse()
-    memory: Literal["none", "own"] = "none"
+    memory: MemoryMode = "none"
     thinking: Literal["keep", "drop"] = "keep"
 
     @property

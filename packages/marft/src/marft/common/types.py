@@ -2,8 +2,10 @@
 
 ``Task → Observation → Action → JointAction → Step → Episode → Sample``
 
-All types are frozen and slotted, and import no torch. Token ids are recorded once, when an engine samples them, and
-reach the learner unchanged. No later stage tokenizes text again.
+All types are frozen and slotted. Token ids are recorded once, when an engine samples them, and reach the learner
+unchanged. No later stage tokenizes text again.
+
+Engines on another Python import this module: it needs only NumPy.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from marft.common.usage import Usage
 TokenIds = npt.NDArray[np.int32]  # [T]
 LogProbs = npt.NDArray[np.float32]  # [T]
 FinishReason = Literal["stop", "length"]
+MemoryMode = Literal["none", "own"]  # an agent's memory within an episode
 Normalization = Literal["none", "tokens", "words"]  # Z, the divisor of a text's log-probability
 Status = Literal["terminated", "truncated", "paused", "failed", "timed_out"]
 

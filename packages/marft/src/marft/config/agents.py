@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, Strict, field_validator, model_valid
 from pydantic_core import PydanticCustomError
 
 from marft.common.token_data import Grammar
-from marft.common.types import AgentProfile, SamplingParams
+from marft.common.types import AgentProfile, MemoryMode, SamplingParams
 from marft.config.names import Role
 from marft.config.paths import expand_user
 from marft.config.settings import Count, Names, NonNegativeCount, PlainTable, Positive, Settings, SmallCount
@@ -73,7 +73,14 @@ class SamplingSettings(Settings):
 
     def to_sampling_params(self) -> SamplingParams:
         """Return the sampling parameters for the engine."""
-        return SamplingParams(self.temperature, self.max_new_tokens, self.top_p, self.top_k, self.stop, self.constraint)
+        return SamplingParams(
+            temperature=self.temperature,
+            max_new_tokens=self.max_new_tokens,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            stop=self.stop,
+            grammar=self.constraint,
+        )
 
 
 class ContextSettings(Settings):
@@ -117,7 +124,7 @@ class AgentSettings(Settings):
         default="keep",
         description="keep or drop reasoning (<think>…</think>) for later readers: other agents, and the agent itself",
     )
-    memory: Literal["none", "own"] = Field(
+    memory: MemoryMode = Field(
         default="none", description='"own": prompts include the agent\'s earlier conversation in the episode'
     )
 

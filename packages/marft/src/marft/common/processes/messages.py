@@ -72,42 +72,48 @@ def encode_frame(message: object) -> bytes:
     return encoder.take_frame()
 
 
-def check_lengths(length: int, size: int, limit: int = MAX_FRAME_BYTES) -> None:
+def check_lengths(length: int, header_size: int, limit: int = MAX_FRAME_BYTES) -> None:
     """Check the lengths at the start of a frame.
 
     Raises:
         MessageError: the frame is too large, or its header is larger than its body.
     """
-    if not size <= length <= limit:
+    if not header_size <= length <= limit:
         raise MessageError(f"no message that the receiver accepts: {length} bytes")
 
 
 def decode_frame(
-    body: bytes | bytearray, size: int, kinds: Mapping[str, type], values: Mapping[str, type] = NO_VALUES
+    body: bytes | bytearray,
+    header_size: int,
+    message_types: Mapping[str, type],
+    nested_types: Mapping[str, type] = NO_VALUES,
 ) -> Any:
     """Decode the body of a frame with a single message; see :func:`decode_messages`."""
-    messages = decode_messages(body, size, kinds, values)
+    messages = decode_messages(body, header_size, message_types, nested_types)
     if len(messages) != 1:
         raise MessageError(f"no message that the receiver accepts: {len(messages)} messages")
     return messages[0]
 
 
 def decode_messages(
-    body: bytes | bytearray, size: int, kinds: Mapping[str, type], values: Mapping[str, type] = NO_VALUES
+    body: bytes | bytearray,
+    header_size: int,
+    message_types: Mapping[str, type],
+    nested_types: Mapping[str, type] = NO_VALUES,
 ) -> list[Any]:
     """Decode the body of a frame.
 
     Args:
-        size: size of the header, in bytes.
-        kinds: accepted messages, by name.
-        values: accepted nested classes, by name.
+        header_size: size of the header, in bytes.
+        message_types: accepted messages, by name.
+        nested_types: accepted nested classes, by name.
 
     Raises:
         MessageError: the body is not a sequence of accepted messages.
     """
-    decoder = _Decoder(body, size, kinds, values)
+    decoder = _Decoder(body, header_size, message_types, nested_types)
     try:
-        messages = [decoder.decode_message(*item) for item in json.loads(body[:size])]
+        messages = [decoder.decode_message(*item) for item in json.loads(body[:header_size])]
         if decoder.offset != len(body):
             raise MessageError(f"{len(body) - decoder.offset} bytes too many")
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RuntimeError) as error:
@@ -119,11 +125,11 @@ class FrameEncoder:
     """Encoder of messages into a common frame.
 
     Args:
-        values: classes of nested values, by name. A subclass is sent as its declared base class.
+        nested_types: classes of nested values, by name. A subclass is sent as its declared base class.
     """
 
-    def __init__(self, values: Mapping[str, type] = NO_VALUES) -> None:
-        self._values = values
+    def __init__(self, nested_types: Mapping[str, type] = NO_VALUES) -> None:
+        self._nested_types = nested_types
         self._messages: list[str] = []  # JSON text of each message
         self._buffers: list[bytes] = []
 
@@ -171,7 +177,7 @@ class FrameEncoder:
         if kind is dict:
             return self._encode_mapping(value)
         for base in kind.__mro__:
-            if self._values.get(base.__name__) is base:
+            if self._nested_types.get(base.__name__) is base:
                 return [base.__name__, *self._encode_all(_field_reader(base)(value))]
         return self._encode_other(value)
 
@@ -204,16 +210,21 @@ class FrameEncoder:
 
 class _Decoder:
     def __init__(
-        self, body: bytes | bytearray, size: int, kinds: Mapping[str, type], values: Mapping[str, type]
+        self,
+        body: bytes | bytearray,
+        header_size: int,
+        message_types: Mapping[str, type],
+        nested_types: Mapping[str, type],
     ) -> None:
-        self._body, self.offset, self._kinds, self._values = body, size, kinds, values
+        self._body, self.offset = body, header_size
+        self._message_types, self._nested_types = message_types, nested_types
 
     def decode_message(self, name: str, *items: object) -> Any:
-        if name not in self._kinds:
-            raise MessageError(f"unknown kind {name!r:.40}, expected one of {', '.join(self._kinds)}")
-        message: Any = self._kinds[name](*self._decode_all(items))
-        for field, annotation in _field_annotations(self._kinds[name]):
-            expected = FIELD_TYPES.get(annotation) or self._values.get(annotation, object)
+        if name not in self._message_types:
+            raise MessageError(f"unknown kind {name!r:.40}, expected one of {', '.join(self._message_types)}")
+        message: Any = self._message_types[name](*self._decode_all(items))
+        for field, annotation in _field_annotations(self._message_types[name]):
+            expected = FIELD_TYPES.get(annotation) or self._nested_types.get(annotation, object)
             if not isinstance(getattr(message, field), expected):
                 raise TypeError(f"{name}.{field}")
         return message
@@ -225,8 +236,8 @@ class _Decoder:
         if isinstance(item, dict):
             return dict(zip(item, self._decode_all(item.values()), strict=True))
         tag, *rest = item
-        if tag in self._values:
-            return self._values[tag](*self._decode_all(rest))
+        if tag in self._nested_types:
+            return self._nested_types[tag](*self._decode_all(rest))
         match tag:
             case "(":
                 return tuple(self._decode_all(rest))

@@ -34,6 +34,7 @@ from marft.inference.detokenizer import StopStringChecker, detokenizer_factory
 from marft.inference.grammar_masking import GrammarMasker, add_masks, check_same_version
 from marft.inference.subprocess_engine.messages import (
     FROM_ENGINE,
+    VALUES,
     CancelRequest,
     EngineInit,
     EngineReady,
@@ -233,15 +234,10 @@ class SubprocessEngine:
             self._next_id(),
             policy,
             prompt.ids,
-            sampling.temperature,
-            sampling.max_new_tokens,
-            sampling.top_p,
-            sampling.top_k,
+            replace(sampling, stop=(), on_token=None),
             seeds.derive_seed(self.seed, "sample", *key) % MAX_SEED,
             list(self.policies[policy].stop_ids),
-            sampling.alternatives,
             _streams_tokens(stop_checker, sampling),
-            [sampling.grammar.kind, sampling.grammar.text] if sampling.grammar else [],
         )
         own_policy = self.policies[policy]
         request = await self._run_request(PendingRequest(message, _new_future(), stop_checker, sampling.on_token))
@@ -414,7 +410,7 @@ class SubprocessEngine:
     async def _handle_messages(self, child: ProcessHandle) -> str:
         """Handle messages from a process; return the reason for its termination, or "" if the process exited."""
         self._ready = _new_future()
-        self._connection = await AsyncConnection.from_socket(child.socket, FROM_ENGINE)
+        self._connection = await AsyncConnection.from_socket(child.socket, FROM_ENGINE, VALUES)
         self._connection.send(self.init_message)
         next_message, idle_seconds = asyncio.ensure_future(self._connection.receive()), 0.0
         try:

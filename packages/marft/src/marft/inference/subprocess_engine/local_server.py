@@ -24,7 +24,6 @@ from marft.common.errors import EpisodeFailedError
 from marft.common.processes.connection import AsyncConnection
 from marft.common.processes.messages import Completed
 from marft.common.processes.remote_error import RemoteError
-from marft.common.token_data import Grammar
 from marft.common.types import ActionKey, Completion, Option, SamplingParams
 from marft.common.version import __version__
 from marft.config.models import ModelSettings
@@ -38,6 +37,7 @@ from marft.inference.subprocess_engine.messages import (
     NO_NUMBERS,
     NO_POSITIONS,
     TO_ENGINE,
+    VALUES,
     Bits,
     EngineInit,
     EngineReady,
@@ -50,7 +50,7 @@ from marft.inference.subprocess_engine.messages import (
     TokenChunk,
 )
 from marft.inference.subprocess_engine.server import EngineServer, PolicySlot
-from marft.models.adapter_files import read_adapter
+from marft.models.adapter_files import attach_adapter
 from marft.models.backbone import Backbone
 from marft.models.devices import keep_freed_memory
 from marft.models.half_precision import store_in_half
@@ -87,7 +87,8 @@ class TokenStream:
     def _send(
         self, tokens: Ids, log_probs: Numbers, alternatives: Sequence[Alternatives], finish: str = "", *mask_arrays: Any
     ) -> None:
-        version, top_arrays = self.slot.command.version, _alternative_arrays(alternatives, self.request.alternatives)
+        version = self.slot.command.version
+        top_arrays = _alternative_arrays(alternatives, self.request.sampling.alternatives)
         self.connection.send(
             TokenChunk(self.request.number, tokens, log_probs, finish, version, version, *top_arrays, *mask_arrays)
         )
@@ -105,7 +106,7 @@ def main(descriptor: int) -> None:
 
 
 async def _serve(client: socket.socket, thread: CallerThreadExecutor) -> None:
-    connection = await AsyncConnection.from_socket(client, TO_ENGINE)
+    connection = await AsyncConnection.from_socket(client, TO_ENGINE, VALUES)
     init_message: EngineInit = await connection.receive()
     try:
         backbone, format = await asyncio.get_running_loop().run_in_executor(thread, _load_model, init_message)
@@ -179,7 +180,7 @@ class Server(EngineServer):
             await self.engine.wait_idle()
             await self.engine.run_between_tokens(lambda: self._replace_weights(folder))
         elif slot.adapter:
-            await self.engine.run_between_tokens(partial(read_adapter, self.backbone, slot.adapter, folder))
+            await self.engine.run_between_tokens(partial(attach_adapter, self.backbone, slot.adapter, folder))
         if previous and self._is_outdated(previous):
             self._start_task(self._remove_adapter(previous))
         slot.loaded.set()
@@ -199,15 +200,8 @@ class Server(EngineServer):
         def token_callback(token: int, log_prob: float, alternatives: Alternatives) -> None:
             loop.call_soon_threadsafe(stream.send_token, token, log_prob, alternatives)
 
-        sampling = SamplingParams(
-            request.temperature,
-            request.max_tokens,
-            request.top_p,
-            request.top_k,
-            alternatives=request.alternatives,
-            grammar=Grammar(*request.grammar) if request.grammar else None,  # type: ignore[arg-type]
-        )
-        uniforms = np.random.Generator(np.random.Philox(request.seed)).random(request.max_tokens, np.float32)
+        sampling = request.sampling
+        uniforms = np.random.Generator(np.random.Philox(request.seed)).random(sampling.max_new_tokens, np.float32)
         row = DecodeRequest(
             slot.adapter, request.prompt, sampling, uniforms, token_callback=token_callback if request.stream else None
         )

@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 from marft.common.processes.messages import Completed, Ready
 from marft.common.processes.remote_error import RemoteError
+from marft.common.token_data import Grammar
+from marft.common.types import SamplingParams
 
 Ids = npt.NDArray[np.int32]
 Numbers = npt.NDArray[np.float32]
@@ -94,26 +96,18 @@ class SampleRequest:
     """Message to the engine: sample one action.
 
     Args:
-        max_tokens: maximum number of new tokens.
-        top_k: 0 disables top-k.
+        sampling: parameters without stop strings and listener; the run handles both.
         stop_ids: tokens that end the action. The stop token is the action's last token.
-        alternatives: number of likeliest tokens to report for each token.
         stream: whether to stream each token as soon as it is sampled.
-        grammar: kind and text of the grammar (:class:`marft.common.token_data.Grammar`); [] for none.
     """
 
     number: int
     policy: str
     prompt: Ids  # [P]
-    temperature: float
-    max_tokens: int
-    top_p: float
-    top_k: int
+    sampling: SamplingParams
     seed: int
     stop_ids: list[int]
-    alternatives: int = 0
     stream: bool = False
-    grammar: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -203,3 +197,4 @@ FROM_ENGINE = (
     Rejected,
     RemoteError,
 )  # a RemoteError ends the engine for good: a restart would also fail
+VALUES = (Grammar, SamplingParams)  # classes of nested values

@@ -22,11 +22,13 @@ import numpy as np
 from marft.common.processes.connection import AsyncConnection
 from marft.common.processes.messages import Completed
 from marft.common.processes.remote_error import RemoteError
+from marft.common.token_data import Grammar
 from marft.inference.schema_checks import serialize_schema
 from marft.inference.subprocess_engine.messages import (
     NO_IDS,
     NO_NUMBERS,
     TO_ENGINE,
+    VALUES,
     EngineInit,
     EngineReady,
     Ids,
@@ -65,7 +67,7 @@ def main(descriptor: int) -> None:
 
 
 async def _serve(client: socket.socket) -> None:
-    connection = await AsyncConnection.from_socket(client, TO_ENGINE)
+    connection = await AsyncConnection.from_socket(client, TO_ENGINE, VALUES)
     init_message: EngineInit = await connection.receive()
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -195,24 +197,25 @@ class Server(EngineServer):
         except Exception as error:  # noqa: BLE001  reported to the run
             self._exit_if_dead()
             # vLLM may not support every grammar
-            error_class = RequestFailed if isinstance(request, SampleRequest) and request.grammar else Rejected
+            error_class = RequestFailed if isinstance(request, SampleRequest) and request.sampling.grammar else Rejected
             self.connection.send(error_class(request.number, f"{type(error).__name__}: {error}"))
 
     async def _sample(self, request: SampleRequest, slot: PolicySlot) -> None:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
+        requested = request.sampling
         sampling = SamplingParams(
-            temperature=request.temperature,
-            top_p=request.top_p,
-            top_k=request.top_k,
-            max_tokens=request.max_tokens,
+            temperature=requested.temperature,
+            top_p=requested.top_p,
+            top_k=requested.top_k,
+            max_tokens=requested.max_new_tokens,
             seed=request.seed,
             stop_token_ids=request.stop_ids,
             ignore_eos=True,  # stop_ids define the end of a turn
-            logprobs=request.alternatives,
+            logprobs=requested.alternatives,
             detokenize=False,
-            structured_outputs=_structured_outputs(*request.grammar) if request.grammar else None,
+            structured_outputs=_structured_outputs(requested.grammar) if requested.grammar else None,
             output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
         )
         lowest = slot.command.version
@@ -226,7 +229,7 @@ class Server(EngineServer):
             steps = list(zip(completion.token_ids, completion.logprobs or (), strict=True))
             log_probs = np.array([step[token].logprob for token, step in steps], np.float32)
             highest = lowest if slot.adapter else self._current_version(slot)
-            top_arrays = _top_logprobs([step for _, step in steps], request.alternatives)
+            top_arrays = _top_logprobs([step for _, step in steps], requested.alternatives)
             self.connection.send(
                 TokenChunk(request.number, ids, log_probs, completion.finish_reason or "", lowest, highest, *top_arrays)
             )
@@ -299,13 +302,12 @@ def _lora_request(slot: PolicySlot) -> object:
     return LoRARequest(f"{slot.command.number}", slot.command.number, slot.command.path)
 
 
-def _structured_outputs(kind: str, text: str) -> object:
+def _structured_outputs(grammar: Grammar) -> object:
     """Convert a grammar to vLLM's structured-output parameters."""
     from vllm.sampling_params import StructuredOutputsParams
 
-    if kind == "json":
-        text = serialize_schema(json.loads(text))
-    return StructuredOutputsParams(**{"grammar" if kind == "lark" else kind: text})
+    text = serialize_schema(json.loads(grammar.text)) if grammar.kind == "json" else grammar.text
+    return StructuredOutputsParams(**{"grammar" if grammar.kind == "lark" else grammar.kind: text})
 
 
 def _top_logprobs(steps: Sequence[dict[int, Logprob]], count: int) -> tuple[Ids, Numbers]:
