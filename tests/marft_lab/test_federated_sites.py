@@ -34,10 +34,12 @@ from marft_lab.federated.adapter_io import (
     write_adapters,
 )
 from marft_lab.federated.aggregation import Adapter
+from marft_lab.federated.federation_folder import RoundRecord
 from marft_lab.federated.messages import Assignment, TrainRequest, Update, pack_files, unpack_files
 from marft_lab.federated.privacy import global_norm, privatize_update
 from marft_lab.federated.site import RoundProgress, SiteFolder, SiteTrainer, StopAtStep
 from tests.helpers import settings
+from tests.marft.cli.test_cli import run
 from tests.marft_lab.test_federated import CONFIGURATION, adapter, folder_of
 from tests.nights import BY_NIGHT, NIGHT, some
 from tests.runs import contents, finished
@@ -169,6 +171,24 @@ def test_a_federation_that_is_killed_ends_as_one_that_was_not(tmp_path: Path) ->
         assert process.returncode == 0
         ends.append(contents(place / "both" / "rounds" / "round_000002"))
     assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize(
+    ("norms", "learned"),
+    [({"north": 0.0, "south": 0.0}, False), ({"north": 0.0, "south": 1e-9}, True), ({}, True)],
+    ids=["nothing moved", "one site moved", "privacy hides the norms"],
+)
+def test_the_command_says_whether_any_site_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    norms: Mapping[str, float], learned: bool,
+) -> None:  # fmt: skip
+    record = RoundRecord(1, ["north", "south"], {}, {}, {}, norms, (0.0, 0.0), None, {})
+    monkeypatch.setattr("marft_lab.federated.coordinator.federate", lambda *_, **__: [record])
+    path = tmp_path / "sites.toml"
+    path.write_text('[sites.north]\nrecipe = "demo"\n[sites.south]\nrecipe = "demo"\n', encoding="utf-8")
+    assert ("no site's policies changed" in run(capsys, "federate", str(path))) is not learned
+    end = json.loads(run(capsys, "federate", str(path), "--json"))
+    assert (end["event"], end["learned"]) == ("done", learned)
 
 
 def below(process: int) -> Iterator[int]:

@@ -111,6 +111,21 @@ def test_without_traces_there_is_nothing_to_imitate(tmp_path: Path) -> None:
         warm_start(settings("tiny", tmp_path), RunFolder(tmp_path / "test"))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("rate", "learned"), [("1e-12", False), ("0.01", True)])
+def test_sft_says_whether_the_held_out_loss_fell(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], rate: str, learned: bool
+) -> None:
+    recipe = tmp_path / "team.toml"
+    recipe.write_text(to_toml(run_of(tmp_path, "--sft.learning_rate", rate)), encoding="utf-8")
+    text = marft(capsys, "sft", str(recipe), "--json")
+    end = json.loads(text[text.index('{"event": "done"') :])
+    assert end["learned"] is learned
+    assert (end["held_out"] < end["held_out_before"]) is learned
+    text = marft(capsys, "sft", str(recipe), "--overwrite")
+    assert ("the held-out loss did not fall: raise sft.epochs or sft.learning_rate" in text) is not learned
+
+
 @BY_NIGHT
 @pytest.mark.slow
 def test_the_commands_work_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -215,9 +215,10 @@ def test_what_a_guard_sees_stands_in_the_step_that_it_saw_it_in() -> None:
     watching.on_step_end(7, {**METRICS, **of_agent("actor"), "guards/kl": 1.0})
     _, _, first, second, third = text().splitlines()
     assert first.startswith("step 7/9      0.50")
-    assert second.split() == ["dropped", "3", "guard", "kl"]
+    assert second.split() == ["dropped", "3"]  # the guard has a line of its own
     assert third.strip() == "guard kl  actor: each of the last 5 steps moved it by 0.3 nats"
     watching.on_step_end(8, {**METRICS, "guards/kl": 1.0})
+    assert text().splitlines()[-1].split() == ["dropped", "3", "guard", "kl"]  # still raised, and explained above
     assert text().count("each of the last") == 1
     assert "\x1b" not in text()
 

@@ -60,13 +60,24 @@ EVENT_METRICS = (
     "remote_cost", "judge/cost",
 )  # fmt: skip
 VERBOSE_METRICS = (
-    "reward_std", "critic/loss", "critic/explained_variance", "gradient_norm", "episodes_per_second",
+    "reward_std",
+    "critic/loss",
+    "critic/explained_variance",
+    "gradient_norm",
+    "episodes_per_second",
     "async/learner_idle_seconds",
-)  # fmt: skip
+)
 AGENT_METRICS = (
-    "sft/loss", "sft/held_out_loss", "action_length", "entropy", "kl", "clip_fraction", "gradient_share",
-    "truncation_rate", "policy_lag",
-)  # fmt: skip
+    "sft/loss",
+    "sft/held_out_loss",
+    "action_length",
+    "entropy",
+    "kl",
+    "clip_fraction",
+    "gradient_share",
+    "truncation_rate",
+    "policy_lag",
+)
 MAX_LINE_WIDTH = 100  # maximum width of an agent's line, in columns
 ROLE_WIDTHS = (12, 16)  # minimum and maximum width of a role, in columns
 GUARD_PREFIX = "guards/"
@@ -186,7 +197,9 @@ class TerminalCallback(InterruptibleCallback):
         """Print the step's lines."""
         self.progress.end_step(step, metrics)
         width = self.console.width if self.console.is_terminal else FILE_WIDTH
-        for line in self._table.lines(step, metrics, width, self.verbose):
+        explained = {GUARD_PREFIX + name for name, _ in self._guards}  # a sentence below says more
+        unexplained = {name: value for name, value in metrics.items() if name not in explained}
+        for line in self._table.lines(step, unexplained, width, self.verbose):
             self._print(line)
         for name, sentence in self._guards:
             self._print(Text(f"  {'guard ' + name:>12}  {sentence}", style="red"))
