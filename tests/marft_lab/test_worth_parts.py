@@ -41,12 +41,12 @@ def run_of(policies: Mapping[str, str], answering: str, **changes: Any) -> Any:
         "agents": [SimpleNamespace(role=role, policy=name, answers=role == answering) for role, name in policies.items()],
         "policies": {name: SimpleNamespace(model="big" if name.isupper() else "small") for name in names},
         "trained_policies": list(names), "seed": 3,
-        "team": SimpleNamespace(writes_prompts=False, sole_answer_role=lambda roles: ""),
+        "team": SimpleNamespace(writes_prompts=False, answer_only_role=lambda roles: ""),
     }  # fmt: skip
     return SimpleNamespace(**{**table, **changes})
 
 
-PROGRAM = SimpleNamespace(writes_prompts=True, sole_answer_role=lambda roles: "")
+PROGRAM = SimpleNamespace(writes_prompts=True, answer_only_role=lambda roles: "")
 
 
 def bench_of(run: Any, episodes: Sequence[Episode], paraphrase: Any = "", **weights: str) -> Told:

@@ -304,7 +304,7 @@ class TestServing:
         (Reflective(actor="a", critic="b", reviser="c", rounds=2), ""), (Orchestrated(router="a"), ""),
     ])  # fmt: skip
     def test_whose_text_the_answer_is_is_known_where_it_acts_once(self, organization: Any, answers: str) -> None:
-        assert organization.sole_answer_role(["c"]) == answers
+        assert organization.answer_only_role(["c"]) == answers
 
     def test_where_nobody_knows_whose_text_the_answer_is_it_comes_as_a_whole(self) -> None:
         servings = pytest.importorskip("tests.servings")

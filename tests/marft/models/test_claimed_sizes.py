@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from marft.config.bundled import resolve_path
 from marft.config.models import LoraSettings, ModelSettings
-from marft.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE, load_adapter, read_adapter, save_adapter
+from marft.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE, attach_adapter, load_adapter, save_adapter
 from marft.models.backbone import Backbone
 from marft.models.checkpoint_checks import MAX_SIZES
 from marft.models.loader import load_backbone
@@ -98,7 +98,7 @@ def test_a_claim_that_the_model_does_not_have_is_refused_first(
     monkeypatch.setattr(Adapter, "__init__", lambda *_: pytest.fail("memory was taken"))
     monkeypatch.setattr("marft.models.adapter_files.load_file", lambda *_: pytest.fail("memory was taken"))
     with pytest.raises(ValueError, match=message):
-        read_adapter(backbone, "actor", tmp_path)
+        attach_adapter(backbone, "actor", tmp_path)
 
 
 def test_weights_of_a_checkpoint_are_compared_first_too(
@@ -165,5 +165,5 @@ def test_experts_that_no_file_has_take_no_memory(tmp_path: Path, monkeypatch: py
 
 def test_what_was_saved_is_read(saved: Path) -> None:
     backbone = loaded()
-    assert read_adapter(backbone, "actor", saved) == LORA
+    assert attach_adapter(backbone, "actor", saved) == LORA
     assert set(backbone.adapters("actor")) == set(backbone.target_layers("actor", LORA.target_modules))

@@ -23,7 +23,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from marft.config.models import LoraSettings, ModelSettings
-from marft.models.adapter_files import IGNORED_KEYS, load_adapter, read_adapter, read_lora_settings, save_adapter
+from marft.models.adapter_files import IGNORED_KEYS, attach_adapter, load_adapter, read_lora_settings, save_adapter
 from marft.models.attention import DecodePlan, KVCache, PackedPlan
 from marft.models.backbone import Backbone
 from marft.models.loader import load_backbone
@@ -314,7 +314,7 @@ def decoded(backbone: Backbone, policy: str) -> torch.Tensor:
 
 def read_in_float64(backbone: Backbone, other: PeftModel, folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits of a policy that has the adapter of a folder, and peft's."""
-    read_adapter(backbone, "read", folder)
+    attach_adapter(backbone, "read", folder)
     backbone.model.double()
     for model in (backbone.model, other):
         norms_in_float64(model)
@@ -409,7 +409,7 @@ def test_whatever_peft_takes_as_targets_is_computed_on_all_of_them_or_refused(
             file = Path(folder, "adapter_config.json")
             file.write_text(json.dumps(json.loads(file.read_text()) | {"target_modules": targets}))
         try:
-            read_adapter(ours, "read", Path(folder))
+            attach_adapter(ours, "read", Path(folder))
         except ValueError:
             event("refused")
         else:
@@ -477,7 +477,7 @@ def test_what_peft_computes_otherwise_is_refused_by_name(
 ) -> None:
     made_by_peft(random_model, tmp_path, **config)
     with pytest.raises(ValueError, match=reason):
-        read_adapter(backbone, "read", tmp_path)
+        attach_adapter(backbone, "read", tmp_path)
     assert not backbone.layers
 
 

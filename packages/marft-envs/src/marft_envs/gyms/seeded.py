@@ -21,7 +21,7 @@ from marft.common.packages import install_command
 from marft.common.types import Task
 from marft.common.user_modules import import_user_module
 from marft.config.interfaces.environment import Environment, Split
-from marft.config.plugins import import_object, module_name
+from marft.config.plugins import import_object, import_path_module
 from marft.config.secrets import fill_variables, mask_values, variable_values
 from marft.config.settings import Bounded, Names, NonEmptyString, PlainTable, SmallCount
 from marft.envs.splits import assign_split, fill_splits
@@ -99,7 +99,7 @@ def _is_path(game: str) -> bool:
 
     Gymnasium ids may contain a module too, as in ``module:Game-v0``; they are not import paths.
     """
-    return bool(module_name(game)) and game.partition(":")[2].isidentifier()
+    return bool(import_path_module(game)) and game.partition(":")[2].isidentifier()
 
 
 def _call_factory(game: str, factory: Callable[..., object], kwargs: Mapping[str, object]) -> object:

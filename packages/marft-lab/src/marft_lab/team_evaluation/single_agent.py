@@ -92,7 +92,7 @@ def max_affordable(costs: Sequence[Sequence[float]], budget: float) -> int:
 def answer_role(run: RunSettings) -> str:
     """Return the role of the answering agent: the organization's answering role, or the last agent that answers."""
     answer_roles = [agent.role for agent in run.agents if agent.answers]
-    return run.team.sole_answer_role(answer_roles) or answer_roles[-1]
+    return run.team.answer_only_role(answer_roles) or answer_roles[-1]
 
 
 def find_problem(run: RunSettings) -> str:

@@ -69,6 +69,6 @@ def episode_closed_error() -> RequestError:
     return RequestError(410, "episode_closed", "the episode is over, or its program has ended")
 
 
-def limit_exceeded_error(resource: str, limit: int) -> RequestError:
+def episode_limit_error(resource: str, limit: int) -> RequestError:
     """Return the error for an episode beyond a limit."""
     return RequestError(429, "insufficient_quota", f"the episode has spent its {resource}: {limit}")

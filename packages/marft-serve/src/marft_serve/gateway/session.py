@@ -25,7 +25,7 @@ from marft_serve.gateway.errors import (
     RequestError,
     convert_chat_errors,
     episode_closed_error,
-    limit_exceeded_error,
+    episode_limit_error,
     not_found_error,
 )
 from marft_serve.gateway.protocol.parsing import ClientMessage
@@ -77,7 +77,7 @@ class Budget:
                 await self._released.wait()
             share = min(max_tokens, self.remaining // actions)
             if share < 1:
-                raise limit_exceeded_error("tokens", self.limit)
+                raise episode_limit_error("tokens", self.limit)
             self._reserved += actions * share
             return share
 
@@ -330,7 +330,7 @@ class Session:
     def _start_exchange(self, request: ClientRequest) -> Exchange:
         handle = self._get_handle(request.role, request.secret)
         if self.limits.max_requests and self._request_count + request.count > self.limits.max_requests:
-            raise limit_exceeded_error("requests", self.limits.max_requests)
+            raise episode_limit_error("requests", self.limits.max_requests)
         self._request_count += request.count
         live_actions = [TokenStream() for _ in range(request.count)] if request.stream_buffer else []
         exchange = Exchange(

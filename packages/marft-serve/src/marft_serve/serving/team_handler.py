@@ -346,7 +346,7 @@ class _ProgressWatcher:
 
 def find_answer_role(team: Team) -> str:
     """Return the role that gives the team's answer; "" if only the finished episode shows it."""
-    return team.organization.sole_answer_role([agent.role for agent in team.agents if agent.profile.answers])
+    return team.organization.answer_only_role([agent.role for agent in team.agents if agent.profile.answers])
 
 
 def build_task_text(messages: Sequence[ChatMessage]) -> str:

@@ -99,7 +99,7 @@ class Run:
             return "training"
         return "finished" if self.log.step >= self.recipe.training.steps else "stopped"
 
-    def get_worth_time(self) -> float:
+    def get_worth_update_time(self) -> float:
         """Return the time of the last ``marft worth`` result, in seconds since 1970; 0 without one."""
         return _modified_time(self.folder.worth / "worth.json")
 
@@ -139,7 +139,7 @@ class Run:
             raise MissingError(f"{self.id} has no recorded episodes; train with training.record_episodes_every = 1")
         return names[-1]
 
-    def indexed_episodes(self) -> tuple[EpisodeTable, int, int]:
+    def get_indexed_episodes(self) -> tuple[EpisodeTable, int, int]:
         """Return all indexed training episodes, the number of indexed steps, and the number of recorded steps."""
         files = self.index.list_steps()
         indexed = [file for file in files if isinstance(file, FileIndex)]

@@ -68,7 +68,7 @@ def _build_run(run: Run) -> dict[str, object]:
         "agents": [{k: v for k, v in agent.items() if k != "instructions"} for agent in run.agents],
         "recorded": [int(name) for name in run.index.steps],
         "evaluations": list(run.index.evaluations),
-        "worth": run.get_worth_time(),
+        "worth": run.get_worth_update_time(),
         "last": {name: value for name, value in (log.rows[-1] if log.rows else {}).items() if name != "step"},
         "guards": log.guards,
         "updated": run.get_update_time(),
@@ -125,7 +125,7 @@ def get_episodes(run: Run, query: EpisodeQuery) -> dict[str, object]:
     if query.step:
         table, indexed_count, file_count = EpisodeTable([run.get_episodes(query.step)]), 1, 1
     else:
-        table, indexed_count, file_count = run.indexed_episodes()
+        table, indexed_count, file_count = run.get_indexed_episodes()
     numbers = table.search(query, run.log.get_active_guards)
     rows = table.find_rows(numbers[query.offset : query.offset + query.limit])
     return {

@@ -101,7 +101,7 @@ class Chat:
         return replace(sampling, alternatives=self.alternatives, on_token=self.token_stream)
 
     @property
-    def single_call(self) -> bool:
+    def stops_after_first_call(self) -> bool:
         """True if a turn should make at most one tool call without a constraint that enforces the limit."""
         return bool(self.tools) and self.parse_calls and not self.allow_parallel_calls and self.constraint is None
 

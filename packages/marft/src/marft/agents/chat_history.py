@@ -155,8 +155,10 @@ class ChatHistory:
         calls = _named_calls(action)
         if action.thought:
             return REASONING_DROPPED
-        if chat.single_call and len(self.renderer.calls(action.policy, action.tokens, chat.tools)) > len(calls) > 0:
-            return EXTRA_CALLS_DROPPED
+        if chat.stops_after_first_call:
+            num_sampled_calls = len(self.renderer.calls(action.policy, action.tokens, chat.tools))
+            if num_sampled_calls > len(calls) > 0:
+                return EXTRA_CALLS_DROPPED
         return STOP_STRING_DROPPED if calls and self._matched_stop(chat, action) else ""
 
     def _add_prefix(self, prompt_node: Node, chat: Chat, earlier: Sequence[Action]) -> tuple[Node, list[str]]:

@@ -192,7 +192,7 @@ class ActionSampler:
                 client_tokens = record.client_tokens(chat, policy, completion.tokens, completion.text)
                 prefix_tokens = renderer.encode_prefix(policy, chat.prefix) if chat.prefix else NO_TOKENS
                 found_calls = renderer.calls(policy, client_tokens, chat.tools, prefix_tokens)
-            first_named = [call for call in found_calls if call.name][:1] if chat.single_call else ()
+            first_named = [call for call in found_calls if call.name][:1] if chat.stops_after_first_call else ()
             builder.calls += first_named or found_calls
         action = replace(
             builder.build_action(self.key, agent, completion.finish), wishes=chat.requested_sampling_json()
@@ -203,7 +203,7 @@ class ActionSampler:
 
     def _call_end_marker(self, chat: Chat) -> str | StopString:
         """Return the marker that ends a turn after its first tool call, or "" if the turn may continue."""
-        end = self.renderer.call_end(self.agent.policy) if chat.single_call else ""
+        end = self.renderer.call_end(self.agent.policy) if chat.stops_after_first_call else ""
         if isinstance(end, StopString):
             return replace(end, in_reasoning=ends_in_reasoning(chat.prefix, end.in_reasoning))
         return end

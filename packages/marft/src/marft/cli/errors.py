@@ -139,9 +139,9 @@ def _print_message(message: str) -> None:
 
 def _redact_secrets(text: str) -> str:
     """Return the text without secrets from the command line, and without texts shaped like secrets."""
-    from marft.config.secrets import mask_values, redact, typed_secret_values
+    from marft.config.secrets import argv_secret_values, mask_values, redact
 
-    return redact(mask_values(list(typed_secret_values(sys.argv[1:])), text))
+    return redact(mask_values(list(argv_secret_values(sys.argv[1:])), text))
 
 
 def _is_user_error(error: Exception) -> bool:

@@ -145,19 +145,19 @@ def find_plugin(kind: str, name: str, context: Mapping[str, object] | None = Non
     return target
 
 
-def module_name(text: str) -> str:
+def import_path_module(text: str) -> str:
     """Return the module in an import path; "" for other text.
 
-    >>> [module_name(text) for text in ("my_package.team:solve", "équipe:résous", "Answer: 5", "my-team:solve")]
+    >>> [import_path_module(text) for text in ("my_package.team:solve", "équipe:résous", "Answer: 5", "my-team:solve")]
     ['my_package.team', 'équipe', '', '']
     """
     module, _, name = text.partition(":")
     return module if all(map(str.isidentifier, (*module.split("."), name))) else ""
 
 
-def user_module_name(text: str) -> str:
+def user_import_path_module(text: str) -> str:
     """Return the user module in an import path; "" for MARFT's own modules and other text."""
-    module = module_name(text)
+    module = import_path_module(text)
     return "" if is_first_party(module) else module
 
 
@@ -172,7 +172,7 @@ def import_object(path: str, context: Mapping[str, object] | None = None) -> Any
     """
     if isinstance(path, ObjectPlaceholder):
         return path.value
-    module = module_name(path)
+    module = import_path_module(path)
     if not module:
         raise UserError(f"cannot import {path!r}: it must look like my_package.module:name")
     folder = str((context or {}).get(RECIPE_FOLDER) or "")

@@ -150,14 +150,14 @@ def secret_values(fields: object, secret: bool = False) -> Iterator[str]:
         yield from (word for word in (fields, value_text if scheme.isalpha() else "") if len(word) >= MIN_SECRET_LENGTH)
 
 
-def typed_secret_values(words: Sequence[str]) -> Iterator[str]:
+def argv_secret_values(words: Sequence[str]) -> Iterator[str]:
     """Yield command-line values under secret-like names.
 
-    >>> list(typed_secret_values(["train", "--models.x.endpoint.extra_body.api_key", "sk-123456", "--seed=1"]))
+    >>> list(argv_secret_values(["train", "--models.x.endpoint.extra_body.api_key", "sk-123456", "--seed=1"]))
     ['sk-123456']
-    >>> list(typed_secret_values(["--models.x.endpoint.extra_body={ user_key = 'abcdefgh' }"]))
+    >>> list(argv_secret_values(["--models.x.endpoint.extra_body={ user_key = 'abcdefgh' }"]))
     ['abcdefgh']
-    >>> list(typed_secret_values([]))
+    >>> list(argv_secret_values([]))
     []
     """
     for word, following in zip_longest(words, words[1:], fillvalue=""):
@@ -189,17 +189,18 @@ def mask_recipe(recipe: str) -> str:
     [endpoint.extra_body]
     user_key = "***"
     """
-    return mask_values(list(option_secret_values(tomllib.loads(recipe))), recipe)
+    return mask_values(list(passthrough_secret_values(tomllib.loads(recipe))), recipe)
 
 
-def option_secret_values(table: object) -> Iterator[str]:
+def passthrough_secret_values(table: object) -> Iterator[str]:
     """Yield the secrets in all ``extra_body`` and ``engine_args`` tables."""
     if isinstance(table, dict):
         for name, value in table.items():
-            yield from secret_values(value) if name in ("extra_body", "engine_args") else option_secret_values(value)
+            find = secret_values if name in ("extra_body", "engine_args") else passthrough_secret_values
+            yield from find(value)
     elif isinstance(table, list):
         for value in table:
-            yield from option_secret_values(value)
+            yield from passthrough_secret_values(value)
 
 
 def is_secret_name(name: str, for_server: bool = False) -> bool:

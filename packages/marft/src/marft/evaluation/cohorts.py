@@ -63,10 +63,10 @@ def group_tasks_by_field(fields: Mapping[str, Mapping[str, str]], field: str) ->
     return dict(sorted(cohorts.items()))
 
 
-def label_cohorts(fields: Mapping[str, Mapping[str, str]], field: str) -> dict[str, set[str]]:
+def group_tasks_by_label(fields: Mapping[str, Mapping[str, str]], field: str) -> dict[str, set[str]]:
     """Return the task IDs of each cohort, by its display name.
 
-    >>> label_cohorts({"level": {"a": "easy", "b": "hard"}}, "level")
+    >>> group_tasks_by_label({"level": {"a": "easy", "b": "hard"}}, "level")
     {'level = easy': {'a'}, 'level = hard': {'b'}}
 
     Raises:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from marft.common.texts import join_names, single_line
-from marft.evaluation.cohorts import label_cohorts
+from marft.evaluation.cohorts import group_tasks_by_label
 from marft.evaluation.gates import Verdict, group_by_metric, metric_formatters
 from marft.evaluation.ratios import PairedDifference, Ratio, compare_ratios
 
@@ -87,7 +87,7 @@ def compare_metrics(before: Mapping[str, object], after: Mapping[str, Any], by: 
         ValueError: the tasks have no such field.
     """
     before_metrics, after_metrics = group_by_metric(before), group_by_metric(after)
-    cohorts = label_cohorts(after.get("fields", {}), by) if by else {}
+    cohorts = group_tasks_by_label(after.get("fields", {}), by) if by else {}
     metric_changes = []
     for cohort, tasks in {"all": None, **cohorts}.items():
         for metric in [name for name in before_metrics if name in after_metrics]:

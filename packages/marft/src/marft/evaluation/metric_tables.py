@@ -11,7 +11,7 @@ from rich.text import Text
 from marft.common.metrics import Metric, find_metric, require_metric
 from marft.common.texts import single_line
 from marft.evaluation.checkpoint_results import describe_conditions, format_percent
-from marft.evaluation.cohorts import label_cohorts, merge_fields
+from marft.evaluation.cohorts import group_tasks_by_label, merge_fields
 from marft.evaluation.column_tables import ColumnTable, short_names
 from marft.evaluation.ratios import Ratio
 from marft.evaluation.trajectory_metrics import METRICS, aggregate_ratios
@@ -131,7 +131,7 @@ def compute_cohort_metrics(evaluations: Sequence[Mapping[str, Any]], by: str) ->
     """
     fields = merge_fields(evaluation.get("fields", {}) for evaluation in evaluations)
     cohorts = []
-    for name, tasks in label_cohorts(fields, by).items():
+    for name, tasks in group_tasks_by_label(fields, by).items():
         parts = [_select_tasks(evaluation, tasks) for evaluation in evaluations]
         cohorts.append(Cohort(name, [len(part["measured"]) for part in parts], build_metric_rows(parts, ())))
     return cohorts

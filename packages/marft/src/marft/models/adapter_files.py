@@ -97,7 +97,7 @@ def read_lora_settings(folder: Path) -> LoraSettings:
     )
 
 
-def read_adapter(backbone: Backbone, policy: str, folder: Path, seed: int = 0) -> LoraSettings:
+def attach_adapter(backbone: Backbone, policy: str, folder: Path, seed: int = 0) -> LoraSettings:
     """Attach an adapter from a folder to a policy; return the adapter's settings.
 
     The shapes in the file header are checked against the model's layers before any memory is allocated.

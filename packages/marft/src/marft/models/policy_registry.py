@@ -17,7 +17,7 @@ from marft.common.errors import UserError
 from marft.config.bundled import resolve_path
 from marft.config.models import LoraSettings, ModelSettings, PolicySettings, is_later_version, local_model
 from marft.config.run import RunSettings
-from marft.models.adapter_files import load_adapter, read_adapter, save_adapter
+from marft.models.adapter_files import attach_adapter, load_adapter, save_adapter
 from marft.models.backbone import Backbone, ForwardMode
 from marft.models.devices import keep_freed_memory
 from marft.models.half_precision import MasterWeights, store_in_half
@@ -145,7 +145,7 @@ class PolicyRegistry:
         elif settings.train == "lora" or settings.adapter or settings.pool:
             adapter = name
             if settings.adapter:
-                lora = read_adapter(base, name, Path(settings.adapter), run.seed)
+                lora = attach_adapter(base, name, Path(settings.adapter), run.seed)
             else:
                 base.add_adapter(name, lora.rank, lora.alpha, lora.target_modules, run.seed)
             for half in base.adapters(name).values():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from marft.common.atomic import digest_of_file
 from marft.common.errors import UserError
-from marft.config.plugins import user_module_name
+from marft.config.plugins import user_import_path_module
 from marft.config.run import RunSettings
 
 Key = tuple[str | int, ...]
@@ -71,7 +71,7 @@ def hash_user_code(run: RunSettings) -> dict[str, str]:
     """
     hashes = {}
     for _, text in iterate_texts(run.model_dump(mode="json")):
-        name = user_module_name(text)
+        name = user_import_path_module(text)
         module = sys.modules.get(name)
         if module and module.__file__ and Path(module.__file__).is_file():
             hashes[name] = digest_of_file(Path(module.__file__))

@@ -19,7 +19,7 @@ from marft.common.log import get_logger
 from marft.common.texts import format_error, single_line, truncate
 from marft.config.interfaces.metric_logger import MetricLogger, Parameter, RunInfo, Sink
 from marft.config.run import RunSettings
-from marft.config.secrets import mask_values, option_secret_values
+from marft.config.secrets import mask_values, passthrough_secret_values
 from marft.runs.changes import flatten_recipe
 from marft.runs.run_folder import RunFolder
 
@@ -203,7 +203,7 @@ class LoggerCallback(Callback):
 
 def logged_parameters(run: RunSettings) -> Iterator[tuple[str, Parameter]]:
     """Yield the recipe as dotted keys and values for loggers, without secrets and machine-specific keys."""
-    secrets = list(option_secret_values(run.model_dump(mode="json", exclude_none=True)))
+    secrets = list(passthrough_secret_values(run.model_dump(mode="json", exclude_none=True)))
     for key, value in flatten_recipe(run):
         if key.partition(".")[0] not in LOCAL_KEYS:
             text = value if isinstance(value, str | int | float | bool) else json.dumps(value, ensure_ascii=False)

@@ -23,7 +23,7 @@ from marft.common.user_modules import CODE_FOLDER, MANIFEST
 from marft.config.interfaces.environment import Environment, Session, Split
 from marft.config.load import parse_recipe
 from marft.config.paths import RECIPE_FOLDER
-from marft.config.plugins import module_name, user_module_name
+from marft.config.plugins import import_path_module, user_import_path_module
 from marft.config.run import RunSettings
 from marft.config.secrets import SECRET_NAME, secret_values
 from marft.runs.changes import Key, iterate_texts
@@ -235,10 +235,10 @@ def _is_code(key: Key, value: str, games_are_modules: bool) -> bool:
     if key == ("environment", "game"):
         module, colon, name = value.partition(":")
         if module.partition(".")[0] in ("pettingzoo", "gymnasium"):
-            return bool(module_name(value)) and name not in GAME_FACTORIES
+            return bool(import_path_module(value)) and name not in GAME_FACTORIES
         return bool(colon or "." in module) or games_are_modules
-    is_own_code = is_first_party(module_name(value)) and key[-1] not in PARTS and value not in _example_paths()
-    return is_own_code or bool(user_module_name(value))
+    is_own_code = is_first_party(import_path_module(value)) and key[-1] not in PARTS and value not in _example_paths()
+    return is_own_code or bool(user_import_path_module(value))
 
 
 def _example_paths() -> set[str]:
@@ -259,7 +259,7 @@ def _engine_note(kind: str) -> list[str]:
     """
     if kind in ("local", "process"):
         return []
-    if user_module_name(kind):
+    if user_import_path_module(kind):
         return ["engine: one of the author's own; the in-process engine samples in its place"]
     return [
         f"engine: {kind}, which may not be where this is read; the in-process engine samples in its place, unless it "
@@ -299,7 +299,7 @@ def _export_part(export: ExportRecipe, key: Key, folder: Path) -> None:
     """Export a required part: copy its code, and report values that refer to this machine."""
     part = _get_table(export.table, key)
     for _, value in list(iterate_texts(part, key)):
-        module = user_module_name(value)
+        module = user_import_path_module(value)
         if module:
             root = find_import_root(module)
             if root is None:
@@ -361,7 +361,7 @@ def _find_obstacle(part: Mapping[str, object], folder: Path) -> str:
     if "endpoint" in part or "url" in part:
         return "it asks a server of the author's"
     for key, value in iterate_texts(part):
-        if user_module_name(value):
+        if user_import_path_module(value):
             return f"its code ({value}) is not needed to serve the team"
         path = folder / value
         if _is_local_path(value) or ((set("/.") & set(value)) and len(value) < 1000 and path.exists()):
