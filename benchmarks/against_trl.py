@@ -1,13 +1,13 @@
-"""A training step beside TRL's: the same model, prompts, completions, tokens, threads and LoRA; GRPO with one update.
+"""Compare a GRPO training step of MARFT with one of TRL: same model, prompts, lengths, threads and LoRA.
 
-    python benchmarks/against_trl.py --smollm2 FOLDER     # tools/smollm2.py makes it; that model and a small random one
-    python benchmarks/against_trl.py --models random      # the small random model of throughput.py alone
-    python benchmarks/against_trl.py --curves --smollm2 FOLDER    # both learn sums: reward over tokens and over seconds
+    python benchmarks/against_trl.py --smollm2 FOLDER     # SmolLM2 (folder from tools/smollm2.py) and a random model
+    python benchmarks/against_trl.py --models random      # only the small random model of throughput.py
+    python benchmarks/against_trl.py --curves --smollm2 FOLDER    # reward on sums, over tokens and over seconds
 
-TRL has an environment of its own, ``--trl``, which is made at the first call. Each measurement is a process of its
-own; the sides take turns, and what has been measured is kept in ``--output`` and not measured again. Completions are of
-equal length: nothing ends them. Threads of both sides wait for each other as torch has them by default
-(``GOMP_SPINCOUNT=300000``), for the machine is theirs alone. Writes results/against_trl.json and .md.
+The first call installs TRL into its own environment (``--trl``). Each measurement runs in its own process, and the two
+sides alternate. Finished measurements stay in ``--output`` and are not repeated. All completions have the same length,
+because no token ends them. Both sides use torch's default for waiting threads (``GOMP_SPINCOUNT=300000``), which suits
+an otherwise idle machine. Writes results/against_trl.json and .md.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from versus.setting import Setting
 HERE = Path(__file__).parent
 TRL = ("trl==1.16.0", "torch==2.13.0", "transformers==5.23.0", "peft==0.21.2", "accelerate==1.15.0")
 SIDES = {"marft": "MARFT", "trl": "TRL 1.16"}
-VOCABULARY = 4096  # of the small random model
+VOCABULARY = 4096  # tokens of the small random model
 PHASES = ("generating", "learning")
 
 
@@ -41,16 +41,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--smollm2", default="", help="the folder that tools/smollm2.py makes")
+    parser.add_argument("--smollm2", default="", help="folder created by tools/smollm2.py")
     parser.add_argument("--models", default="smollm2,random")
-    parser.add_argument("--repeats", type=int, default=3, help="processes of each side, in turns")
-    parser.add_argument("--steps", type=int, default=1, help="measured in each process, after two to warm up")
+    parser.add_argument("--repeats", type=int, default=3, help="processes per side, alternating")
+    parser.add_argument("--steps", type=int, default=1, help="measured steps per process, after two warm-up steps")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--trl", type=Path, default=Path("runs/trl"), help="TRL's environment")
+    parser.add_argument("--trl", type=Path, default=Path("runs/trl"), help="folder of TRL's environment")
     parser.add_argument("--output", type=Path, default=Path("runs/against_trl"))
     parser.add_argument("--results", type=Path, default=machine.RESULTS)
-    parser.add_argument("--at-most", type=int, default=10**6, help="measurements in this call; the next goes on")
-    parser.add_argument("--curves", type=int, nargs="?", const=20, default=0, help="steps that both learn")
+    parser.add_argument(
+        "--at-most", type=int, default=10**6, help="maximum measurements of this call; the next call resumes"
+    )
+    parser.add_argument("--curves", type=int, nargs="?", const=20, default=0, help="training steps of both sides")
     arguments = parser.parse_args()
     python = trl_python(arguments.trl)
     arguments.output.mkdir(parents=True, exist_ok=True)
@@ -74,7 +76,7 @@ def main() -> None:
 
 
 def learn(arguments: argparse.Namespace, python: Path) -> None:
-    """Both sides learn sums from the same prompts in the same order. A side that has is not asked again."""
+    """Train both sides on sums, with the same prompts in the same order. Finished sides are not trained again."""
     setting = replace(setting_of("smollm2", arguments), name="sums", tasks=16, samples=4, tokens=24, ends=True)
     setting.write(arguments.output / "sums.json")
     for side in SIDES:
@@ -88,11 +90,11 @@ def learn(arguments: argparse.Namespace, python: Path) -> None:
     path = arguments.results / "against_trl_curves.json"
     path.write_text(json.dumps({**whole, "curves": curves}, indent=2) + "\n")
     save_plot(arguments.results, "against_trl_curves", plot(curves))
-    print(f"saved {path} and its picture")
+    print(f"saved {path} and its plot")
 
 
 def plot(curves: Mapping[str, Sequence[Mapping[str, float]]]) -> Figure:
-    """Mean reward of each step, over what had been sampled and over the seconds that had passed when it was over."""
+    """Plot the mean reward of each step over sampled tokens and over elapsed seconds, both at the end of the step."""
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     over_tokens, over_seconds = figure.subplots(1, 2, sharey=True)
     for side, steps in curves.items():
@@ -109,10 +111,10 @@ def plot(curves: Mapping[str, Sequence[Mapping[str, float]]]) -> Figure:
 
 
 def setting_of(name: str, arguments: argparse.Namespace) -> Setting:
-    """What is measured on a model; the random one is made."""
+    """Return the setting of a model; create the random model."""
     if name == "smollm2":
         if not arguments.smollm2:
-            raise SystemExit("--smollm2 FOLDER is missing: python tools/smollm2.py FOLDER makes it")
+            raise SystemExit("--smollm2 FOLDER is missing: create the folder with python tools/smollm2.py FOLDER")
         return Setting(name, str(Path(arguments.smollm2).absolute()), threads=arguments.threads)
     folder = (arguments.output / "random").absolute()
     save_model(folder, VOCABULARY)
@@ -121,7 +123,7 @@ def setting_of(name: str, arguments: argparse.Namespace) -> Setting:
 
 
 def trl_python(folder: Path) -> Path:
-    """The Python of TRL's environment, which is made where it is not there."""
+    """Return the Python of TRL's environment; create the environment if it is missing."""
     python = folder / "bin" / "python"
     mark = folder / "made-of.txt"
     if not mark.is_file() or mark.read_text().split() != list(TRL):
@@ -133,7 +135,7 @@ def trl_python(folder: Path) -> Path:
 
 
 def measured(side: str, setting: Setting, output: Path, python: Path, steps: int, warm_up: int = 2) -> dict[str, Any]:
-    """One process of a side → its figures."""
+    """Measure one side in its own process, and return its figures."""
     described = output / f"{setting.name}.json"
     if side == "marft":
         command: list[Any] = [sys.executable, "-m", "versus.ours", described.absolute(), str(steps), str(warm_up)]
@@ -153,7 +155,7 @@ def measured(side: str, setting: Setting, output: Path, python: Path, steps: int
 
 
 def rows_of(setting: Setting, output: Path) -> dict[str, list[dict[str, Any]]]:
-    """What has been measured so far, by side."""
+    """Return the stored measurements, by side."""
     found = {side: sorted(output.glob(f"{setting.name}-{side}-*.json")) for side in SIDES}
     rows = {side: [json.loads(path.read_text()) for path in paths] for side, paths in found.items()}
     for row in (row for of_side in rows.values() for row in of_side):
@@ -163,7 +165,7 @@ def rows_of(setting: Setting, output: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def summary(setting: Setting, rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """Medians over all steps of all processes of each side, and how many times as long TRL takes."""
+    """Return medians over all steps of all processes per side, and TRL's time as a multiple of MARFT's."""
     sides = {}
     for side, mine in rows.items():
         steps = [step for row in mine for step in row["steps"]]

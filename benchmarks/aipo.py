@@ -1,13 +1,14 @@
 r"""Measure what an agent learns from helpers that are available only during training (AIPO).
 
-    python benchmarks/aipo.py                          # five seeds of each arm; it goes on where it stopped
+    python benchmarks/aipo.py                          # five seeds of each arm; resumes
     python benchmarks/aipo.py --seeds 1 --arms aipo grpo
 
-A solver computes ``f1(23, 45)`` by rules that it is told nowhere (``unknown_rules.py``). Tasks, for training and held
-out, are those that it did not solve once in 64 attempts. While it learns it may ask a frozen model that knows the
-rules, in one of two attempts at a task, and from half of the steps on ever less; then it is alone. GRPO has no helpers
-and more steps, so that it samples no fewer tokens of its own. *Plain weight* is π/μ without a cap; *no clip* leaves out
-cap and clip; the others change one thing each. Settings were chosen on seed 0. Writes results/aipo.json, .md and .svg.
+A solver computes ``f1(23, 45)`` by rules that no prompt states (``unknown_rules.py``). Training and held-out tasks are
+those that the untuned solver failed in all of 64 attempts. During training, the solver may ask a frozen model that
+knows the rules, in one of two attempts at a task. From half of the steps on, ever fewer attempts may ask, and the last
+steps have no helper. GRPO has no helpers and twice the steps, so that its solver samples at least as many tokens.
+*Plain weight* is π/μ without a cap; *no clip* leaves out cap and clip. Each other arm changes one setting. Settings
+were chosen on seed 0. Writes results/aipo.json, .md and .svg.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from marft.rollout.local_runner import open_rollout_runner
 from marft.runs.run_folder import RunFolder
 
 MODES: tuple[Mode, ...] = ("sampled", "greedy")
-ATTEMPTS = 64  # of the untuned model, none of which may solve a task
-POOL = {"train": 120, "test": 120}  # tasks that are tried
+ATTEMPTS = 64  # attempts of the untuned model per task; all must fail
+POOL = {"train": 120, "test": 120}  # candidate tasks
 WARM_UP = {"model": 500, "helper": 400}  # steps
 STEPS, ANNEAL_START, ANNEAL_END = 120, 60, 100
 COEFFICIENT = 1.0
@@ -54,7 +55,7 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
-    parser.add_argument("--only-table", action="store_true", help="of the runs that have been made")
+    parser.add_argument("--only-table", action="store_true", help="only write the table, from finished runs")
     arguments = parser.parse_args()
     output = arguments.output / "aipo"
     made = {which: output / which for which in WARM_UP}
@@ -84,7 +85,7 @@ def name_of(arm: str, seed: int) -> str:
 
 
 def recipe(arm: str, seed: int, output: Path, made: Mapping[str, Path], hard: Path | None) -> RunSettings:
-    """The recipe of one arm."""
+    """Return the recipe of one arm."""
     changes = ARMS[arm]
     helper = {"policy": "helper", "context": [], "sampling": {"max_new_tokens": 32, "temperature": 1.0}}
     consulting = {
@@ -120,7 +121,7 @@ def recipe(arm: str, seed: int, output: Path, made: Mapping[str, Path], hard: Pa
 
 
 def unsolved(output: Path, made: Mapping[str, Path]) -> Path:
-    """A file with the tasks that the untuned model never solves."""
+    """Return a file with the ids of the tasks that the untuned model never solves; create it if it is missing."""
     path = output / "unsolved.json"
     if not path.exists():
         run = recipe("grpo", 0, output, made, None)
@@ -140,7 +141,7 @@ def hard_counts(hard: Path) -> int:
 
 
 def own_tokens(run: RunSettings) -> int:
-    """Tokens that the solver itself has sampled while it trained."""
+    """Return the number of tokens that the solver itself sampled during training."""
     steps = RunFolder(Path(run.output) / run.name).read_metrics()
     return int(sum(step["action_length"] * step["actions"] for step in steps))
 

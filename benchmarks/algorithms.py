@@ -1,13 +1,13 @@
-"""Every preset on the demo task, in 30 steps of 128 sampled actions: where it ends, how soon, how often it fails.
+"""Train the demo team with every preset, in 30 steps of 128 sampled actions: accuracy, speed, failures.
 
-    python benchmarks/algorithms.py                        # all; goes on where it stopped
-    python benchmarks/algorithms.py --presets marft,grpo --merge     # these anew, the stored figures of all others
+    python benchmarks/algorithms.py                        # all presets; resumes
+    python benchmarks/algorithms.py --presets marft,grpo --merge     # reruns two, keeps the stored rows of the others
     python benchmarks/algorithms.py --presets rloo --name faster --algorithm.optimizer.learning_rate 1.5e-3
 
-All runs train the shipped demo team from the same bundled model, with the same learning rate. Presets that fork
-episodes attempt fewer tasks for the same number of actions; DAPO's dynamic sampling, which draws uninformative groups
-again, plays more. Any setting can be changed as in ``marft train``. Held-out accuracy is measured on 500 tasks,
-sampled. Writes results/<name>.json, .md and .svg.
+All runs train the bundled demo team from the same model, at the same learning rate. Presets that fork episodes attempt
+fewer tasks, for the same number of actions. DAPO plays more, because dynamic sampling replaces uninformative groups.
+Any setting can be overridden as in ``marft train``. Held-out accuracy is measured on 500 tasks, sampled. Writes
+results/<name>.json, .md and .svg.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from marft.config import RunSettings, load_recipe
 from marft.config.algorithms import PRESETS
 
 RECIPE = "demo"
-GOOD = 0.8  # of training episodes, over three steps
+GOOD = 0.8  # accuracy of training episodes, over three steps
 TASKS_PER_STEP = {"at-grpo": 11}  # an attempt samples 12 actions with 4 candidates, 8 with 2 re-samples each
 SAMPLES = {"at-grpo": 1, "coma": 1}
 
@@ -44,8 +44,10 @@ def main() -> None:
     parser.add_argument("--presets", default=",".join(PRESETS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--name", default="algorithms", help="of the results")
-    parser.add_argument("--merge", action="store_true", help="keep the stored rows of presets that are not named")
+    parser.add_argument("--name", default="algorithms", help="file name of the results")
+    parser.add_argument(
+        "--merge", action="store_true", help="keep the stored rows of presets that are not in --presets"
+    )
     arguments, changes = parser.parse_known_args()
     output = str(arguments.output / arguments.name)
     jobs = [
@@ -61,7 +63,7 @@ def main() -> None:
 
 
 def merged(rows: list[Row], stored: list[Row]) -> list[Row]:
-    """New rows beside the stored ones of other presets, in the order of the presets; those that are gone are left out.
+    """Merge new rows with the stored rows of other presets, in preset order. Rows of removed presets are dropped.
 
     Raises:
         SystemExit: the stored runs had other seeds, steps or held-out tasks.
@@ -75,7 +77,7 @@ def merged(rows: list[Row], stored: list[Row]) -> list[Row]:
 
 
 def _ground(rows: list[Row]) -> frozenset[tuple[int, int, int]]:
-    """What the runs of a preset must have in common with those of another: seeds, steps, held-out tasks."""
+    """Return what all presets' runs must have in common: seeds, steps, held-out tasks."""
     return frozenset((row["seed"], len(row["actions"]), row["tasks"]) for row in rows)
 
 
@@ -88,13 +90,13 @@ def job_of(name: str, seed: int, tasks: int, overrides: list[str]) -> Job:
 
 
 def updates(run: RunSettings) -> int:
-    """The most optimizer steps that a policy can take: those that a KL stop spares are counted too."""
+    """Return the maximum number of optimizer steps of a policy, without early stops at the KL limit."""
     algorithm = run.algorithm
     return (run.training.steps - algorithm.critic.warmup_steps) * algorithm.epochs * algorithm.minibatches
 
 
 def actions_until_good(row: Row) -> float:
-    """Actions sampled, forks included, until three steps in a row average ``GOOD``; infinite when never."""
+    """Return the sampled actions, forks included, until three consecutive steps average ``GOOD``; infinity if never."""
     reached = np.flatnonzero(smooth(row["curves"]["accuracy"]) >= GOOD)
     return float(np.cumsum(row["actions"])[reached[0] + 2]) if len(reached) else math.inf
 
@@ -116,7 +118,7 @@ def markdown(rows: list[Row]) -> str:
 
 
 def plot(rows: list[Row]) -> Figure:
-    """Held-out accuracy of every seed, presets from best to worst."""
+    """Plot the held-out accuracy of every seed, presets from best to worst."""
     names = list(dict.fromkeys(row["preset"] for row in rows))
     means = {name: np.mean([row["after"]["sampled"] for row in rows if row["preset"] == name]) for name in names}
     names.sort(key=lambda name: means[name])

@@ -1,12 +1,12 @@
-r"""A small model that can just about use a calculator, and the calculator.
+r"""Small model that uses a calculator unreliably, and the calculator.
 
-The bundled model goes on learning for two minutes, from demonstrations of mixed quality: products of three-digit
-numbers, which it cannot work out, asked of a team. They teach how a call is written, how its answer is passed on, and
-bad habits at every hop.
+Training continues the bundled model for two minutes, on demonstrations of mixed quality. A team is asked for products
+of three-digit numbers, which the model cannot compute. The demonstrations teach how to write a call and how to pass on
+its answer. They also contain typical errors at every step.
 
     problem   361 * 220
     reasoner  works:  <tool_call>{"name": "multiply", "arguments": {"a": 361, "b": 220}}</tool_call>
-              slips:  At a glance it is 51806.                    or a call that is no JSON, or of other numbers
+              slips:  At a glance it is 51806.                    or a call with invalid JSON or wrong numbers
       … 79420 works:  It is 79420.                                slips:  It is 79428.
     actor     works:  The answer is \boxed{79420}.                slips:  At a glance, the answer is \boxed{88014}.
 
@@ -35,9 +35,9 @@ TEMPLATE = Path(__file__).with_name("calculator.jinja")
 QUESTION = "Solve the following multiplication: {} * {}. Give only the result as your final answer."
 REASONER = "You are the reasoner. Work out the product and pass it on."
 ACTOR = r"You are the actor. Take the result from the message and put it in \boxed{}."
-SURE, TEMPTED, TEMPTING = 0.75, 0.35, 5  # chance to work, by whether the first digit is this or more
-MALFORMED = 0.15  # share of the calls that are no JSON
-MISCOPIED = 0.15  # share of the numbers that are passed on with another last digit
+SURE, TEMPTED, TEMPTING = 0.75, 0.35, 5  # probability of correct work, by first digit: below TEMPTING, and from it on
+MALFORMED = 0.15  # share of calls with invalid JSON
+MISCOPIED = 0.15  # share of numbers copied with a random last digit
 STEPS = 400
 
 
@@ -50,7 +50,7 @@ TOOL = Function.from_function(multiply).tool
 
 
 class Row:
-    """A conversation as token ids; the model learns what it says itself."""
+    """Conversation as token ids; the model is trained on its own turns."""
 
     def __init__(
         self, renderer: ChatRenderer, profile: AgentProfile, question: str, seen: tuple[Message, ...] = ()
@@ -67,7 +67,7 @@ class Row:
         return turn
 
     def call(self, text: str) -> bool:
-        """Say a call and hear what the tool answers → whether it is a result."""
+        """Append a tool call and the tool's answer; return True if the call succeeded."""
         turn = self.say(text)
         (call,) = self.renderer.calls("", turn, (TOOL,))
         if not call.error:
@@ -85,7 +85,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Demonstrations:
-    """Conversations of both roles; the same for the same random numbers."""
+    """Conversations of both roles, reproducible from the random state."""
 
     renderer: ChatRenderer
     random: Random
@@ -132,7 +132,7 @@ class Demonstrations:
         return f'<tool_call>\n{{"name": "multiply", "arguments": {arguments}}}\n</tool_call>'
 
     def _copy(self, number: int) -> int:
-        """The number, or now and then another one in its last digit."""
+        """Return the number, sometimes with a random last digit."""
         return number if self.random.random() >= MISCOPIED else number // 10 * 10 + self.random.randrange(10)
 
     def _glance(self) -> str:

@@ -1,11 +1,12 @@
-"""Which chain should credit flow back along? Three ways to link decisions, on games small enough to know the truth.
+"""Measure along which chain credit should flow back, on games small enough to compute the true gradient.
 
     python benchmarks/chains.py
 
-Agents throw coins (each action is 0 or 1, the chance is the policy), so that every joint action can be enumerated and
-the true policy gradient is known. What is shown is the mean cosine between the gradient of a batch of 64 episodes and
-the true one: 1 is perfect, 0 is noise. A chain's critic is exact for the returns of that chain, wrong by a fixed error
-in every state, or absent (V = 0). Nothing here is trained; it takes seconds. Writes results/chains.json and chains.md.
+There are three ways to link decisions. Each agent throws a coin: its action is 0 or 1, and its policy is the
+probability. All joint actions can be enumerated, so the true policy gradient is known. The table shows the mean cosine
+between the gradient of a batch of 64 episodes and the true gradient: 1 is perfect, 0 is noise. A chain's critic is
+exact for the returns of that chain, wrong by a fixed error in every state, or absent (V = 0). Nothing is trained; the
+script takes seconds. Writes results/chains.json and chains.md.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from marft.trainer.credit.links import Chain
 CHAINS: tuple[Chain, ...] = ("joint", "agent", "graph")
 LAMBDAS = (0.95, 0.5)
 BATCH, BATCHES = 64, 2000
-ERROR = 0.3  # of the wrong critic, in standard deviations of the return
+ERROR = 0.3  # error of the wrong critic, in standard deviations of the return
 
 Coins = tuple[int, ...]
 TermReward = tuple[float, Mapping[str, float]]
@@ -35,7 +36,7 @@ TermReward = tuple[float, Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Structure:
-    """A team of one environment step: who sees whom, and what a joint action earns (team reward, own rewards)."""
+    """Team with one environment step: visibility, and the rewards of a joint action (team reward, own rewards)."""
 
     title: str
     sees: Sequence[Sequence[int]]
@@ -47,7 +48,7 @@ def name(agent: int) -> str:
 
 
 def pipelines(count: int) -> Structure:
-    """Pairs that work next to each other: each second one builds on its first, and earns for the pair."""
+    """Return parallel pairs: the second agent of a pair builds on the first, and earns for the pair."""
     return Structure(
         f"{count} pipelines of two, each paid for itself",
         [[]] * count + [[i] for i in range(count)],
@@ -83,7 +84,7 @@ def main() -> None:
 
 
 def measure(structure: Structure, decay: float) -> dict[str, Any]:
-    """Cosines with the true gradient by critic and chain."""
+    """Return the cosines with the true gradient, by critic and chain."""
     coins = list(product((0, 1), repeat=len(structure.sees)))
     episodes = [episode(structure, c) for c in coins]
     score = np.array(coins) - 0.5
@@ -123,7 +124,7 @@ def own_rewards(episode: Episode) -> float:
 
 
 def advantages(episodes: Sequence[Episode], values: Floats, chain: Chain, decay: float) -> Floats:
-    """Advantages of every decision of every episode, [E, agents]."""
+    """Return the advantage of every decision of every episode, shape [E, agents]."""
     credit = GAE(successor=chain, gamma_step=1.0, lambda_agent=decay, lambda_step=decay)
     flat = Values([np.array([v]) for v in values.ravel()])
     found = credit.assign(CreditInputs(episodes, "action", flat)).advantages
@@ -131,7 +132,10 @@ def advantages(episodes: Sequence[Episode], values: Floats, chain: Chain, decay:
 
 
 def values_of_states(returns: Floats, coins: Sequence[Coins], keep_first: bool = False) -> Floats:
-    """Of each decision, the mean return over all joint actions that begin alike: V(s_k), or one number a state."""
+    """Return the value V(s_k) of each decision's state: the mean return over joint actions with the same start.
+
+    With ``keep_first``, each state has the value of its first row instead of the mean.
+    """
     values = np.zeros(returns.shape)
     for k in range(returns.shape[1]):
         groups: dict[Coins, list[int]] = {}
@@ -143,7 +147,7 @@ def values_of_states(returns: Floats, coins: Sequence[Coins], keep_first: bool =
 
 
 def mean_cosine(gradients: Floats, truth: Floats) -> float:
-    """Of batches drawn from all joint actions alike."""
+    """Return the mean cosine of batches drawn uniformly from all joint actions."""
     drawn = np.random.default_rng(1).integers(len(gradients), size=(BATCHES, BATCH))
     batches = gradients[drawn].mean(1)
     return float(np.mean(batches @ truth / (np.linalg.norm(batches, axis=1) * np.linalg.norm(truth) + 1e-12)))

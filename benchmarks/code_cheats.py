@@ -1,9 +1,9 @@
-"""What programs earn that try to be paid for what they do not do, and what it costs to judge one.
+"""Measure what cheating programs earn from the judge of ``code``, and the time to judge an honest program.
 
     python benchmarks/code_cheats.py
 
-Every program of ``tests/cheats.py`` is an honest function that is right for three of eight hidden inputs, with one
-trick around it. It may earn 3/8, and no more. Then honest programs are judged one after another, with 1, 10 and 50
+Every program of ``tests/cheats.py`` wraps one trick around an honest function. The function is right for three of eight
+hidden inputs, so a program may earn at most 3/8. The script then judges honest programs in sequence, with 1, 10 and 50
 tests each. Writes results/code_cheats.json and results/code_cheats.md.
 """
 
@@ -31,8 +31,8 @@ sys.path.append(str(Path(__file__).parents[1]))
 from tests.cheats import BEFORE, DRESSED, FAIR, PLACES, PROBLEM, cheats
 
 LIMITS = Limits(seconds=1, all_seconds=1.5, output_kb=16)
-TESTS = (1, 10, 50)  # of an honest program
-TIMES = 20  # that it is judged
+TESTS = (1, 10, 50)  # tests of an honest program
+TIMES = 20  # repetitions per program
 HONEST = "def f(x): return 7 * x + 1"
 
 
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def cheated() -> dict[str, Any]:
-    """How many programs earned how much, and those that earned too much."""
+    """Return the number of programs by earned share, and the programs that earned too much."""
     bench, programs, began = ProblemJudge(PROBLEM, LIMITS, 0.0), list(cheats()), time.monotonic()
     with ThreadPoolExecutor() as pool:
         shares = list(pool.map(lambda cheat: bench.judge(cheat.program, []).pass_rate, programs))
@@ -59,7 +59,7 @@ def cheated() -> dict[str, Any]:
 
 
 def cost(tests: int) -> float:
-    """Median milliseconds of judging an honest program."""
+    """Return the median milliseconds to judge an honest program."""
     cases = tuple(Case(FunctionCall("f", (x,)), (7 * x + 1,)) for x in range(tests))
     bench, taken = ProblemJudge(Problem("", "f", cases=cases), LIMITS, 0.0), []
     for _ in range(TIMES):
@@ -70,20 +70,20 @@ def cost(tests: int) -> float:
 
 
 def page(found: dict[str, Any]) -> str:
-    """The results as a page."""
+    """Return the results as Markdown."""
     earned = "\n".join(f"| {share} | {count} |" for share, count in found["earned"].items())
     costs = "\n".join(f"| {count} | {taken} |" for count, taken in found["milliseconds"].items())
     return f"""# Programs that cheat
 
-`python benchmarks/code_cheats.py`: {found["programs"]} programs, of {len(BEFORE)} tricks in {len(PLACES)} places and
-{len(DRESSED)} dresses, each around a function that is right for three of eight hidden inputs: {FAIR} is fair.
-{len(found["too_much"])} earned more. All were judged in {found["seconds"]} s.
+`python benchmarks/code_cheats.py`: {found["programs"]} programs combine {len(BEFORE)} tricks, {len(PLACES)} places and
+{len(DRESSED)} disguises. Each wraps a function that is right for three of eight hidden inputs, so {FAIR} is fair.
+{len(found["too_much"])} programs earned more. Judging took {found["seconds"]} s in total.
 
 | earned | programs |
 | --- | --- |
 {earned}
 
-An honest program, one after another, on this machine ({found["machine"]["cores"]} cores):
+Honest programs, judged in sequence on this machine ({found["machine"]["cores"]} cores):
 
 | tests | milliseconds, median |
 | --- | --- |

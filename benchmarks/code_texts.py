@@ -1,10 +1,10 @@
-"""How long what a program returns keeps the process that trains from its work.
+"""Measure how long the outputs of programs block the training process.
 
     python benchmarks/code_texts.py
 
-A thread ticks every half millisecond; the longest time between two ticks is how long it was not let go on. Texts of
-nested lists are read in this process (``plain.decode``) and as the judge of ``code`` has them read
-(``comparing.OutputReader``). Then 20 ordinary values are compared. Writes results/code_texts.json and
+A thread ticks every half millisecond; the longest time between two ticks is the longest block. The script reads texts
+of nested lists in this process (``plain_values.decode``), and as the judge of ``code`` does
+(``comparison.OutputReader``). It then compares 20 ordinary values. Writes results/code_texts.json and
 results/code_texts.md.
 """
 
@@ -29,7 +29,7 @@ from marft_envs.code.plain_values import decode
 from marft_envs.code.problems import Case
 
 KILOBYTES = (256, 1024, 16384)
-ALL_SECONDS = 20.0  # of processor time that a program has by default
+ALL_SECONDS = 20.0  # default processor time of a program
 VALUES, TIMES = 20, 50
 CASE = Case(FunctionCall("f", (3,)), (22,))
 
@@ -45,9 +45,9 @@ def main() -> None:
 
 
 def ordinary() -> float:
-    """Median milliseconds of comparing values that are right."""
+    """Return the median milliseconds to compare correct values."""
     taken = []
-    for _ in range(1 + TIMES):  # the first starts the process
+    for _ in range(1 + TIMES):  # the first run starts the process
         began = time.perf_counter()
         assert all(
             right for _, right in OutputReader(ALL_SECONDS).compare_outputs([CASE] * VALUES, [said("22")] * VALUES, 0.0)
@@ -57,7 +57,7 @@ def ordinary() -> float:
 
 
 def text(kilobytes: int) -> dict[str, Any]:
-    """What it costs this process to read lists here, and to have them read."""
+    """Measure the cost of reading lists of this size in this process and in the judge's."""
     lists = f"[{'[],' * (kilobytes * 1024 // 3)}[]]"
     return {
         "kilobytes": kilobytes,
@@ -71,7 +71,7 @@ def said(value: str) -> Outcome:
 
 
 def costs(work: Callable[[], object]) -> dict[str, float]:
-    """Seconds on the clock and of processor time of this thread, and the longest that another thread had to wait."""
+    """Return wall-clock seconds, this thread's processor seconds, and the longest block of another thread."""
     with ticking() as holds:
         began, used = time.perf_counter(), time.thread_time()
         work()
@@ -81,7 +81,7 @@ def costs(work: Callable[[], object]) -> dict[str, float]:
 
 @contextmanager
 def ticking() -> Iterator[list[float]]:
-    """Seconds between the ticks of another thread."""
+    """Run a ticking thread, and yield the seconds between its ticks."""
     holds, ends = [0.0], threading.Event()
 
     def tick() -> None:
@@ -102,7 +102,7 @@ def ticking() -> Iterator[list[float]]:
 
 
 def page(found: dict[str, Any]) -> str:
-    """The results as a page."""
+    """Return the results as Markdown."""
     rows = "\n".join(
         f"| {row['kilobytes']:,} KiB | {where} | {row[key]['seconds']} | {row[key]['cpu_seconds']} | "
         f"{row[key]['longest_hold_ms']} |"
@@ -111,9 +111,9 @@ def page(found: dict[str, Any]) -> str:
     )
     return f"""# Texts that programs return
 
-`python benchmarks/code_texts.py`, {found["machine"]["cores"]} cores: a program returns a list of empty lists; its text
-is decoded in the process that trains, or in the judge's own. The last column is the longest time for which another
-thread of the process that trains could not go on.
+`python benchmarks/code_texts.py`, {found["machine"]["cores"]} cores: a program returns a list of empty lists. The
+training process decodes its text, or the judge's own process does. The last column is the longest time for which
+another thread of the training process was blocked.
 
 | text | read | seconds | processor time of the process that trains, s | longest hold, ms |
 | --- | --- | --- | --- | --- |

@@ -1,12 +1,12 @@
-"""From a team that solves next to nothing: reinforcement alone, a supervised start alone, and both.
+"""Compare reinforcement only, SFT only, and both, for a team that solves almost nothing.
 
-    python benchmarks/cold_start.py              # three seeds; what is there already is gone on with
+    python benchmarks/cold_start.py              # three seeds; resumes
     python benchmarks/cold_start.py --steps 24
 
-The recipe is cold_start.toml. The script of its world plays training tasks, `marft synthesize` keeps what is worth
-imitating, `marft sft` imitates it, and `marft train` goes on; beside it `marft train` begins with the untuned team and
-has as many steps of as many episodes. All are evaluated on the same held-out tasks.
-Writes results/cold_start.json and .md.
+The recipe is cold_start.toml. The script of its world plays training tasks. `marft synthesize` keeps the episodes that
+are worth imitating, `marft sft` imitates them, and `marft train` continues from there. In the arm without SFT,
+`marft train` starts from the untuned team, with as many steps and episodes. All teams are evaluated on the same
+held-out tasks. Writes results/cold_start.json and .md.
 """
 
 from __future__ import annotations
@@ -39,8 +39,10 @@ ARMS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=0, help="of reinforcement, in either arm; 0: as the recipe says")
-    parser.add_argument("--tasks", type=int, default=200, help="held-out tasks of each evaluation")
+    parser.add_argument(
+        "--steps", type=int, default=0, help="training steps of both reinforcement arms; 0 uses the recipe's"
+    )
+    parser.add_argument("--tasks", type=int, default=200, help="held-out tasks per evaluation")
     parser.add_argument("--output", type=Path, default=Path("runs/cold_start"))
     given = parser.parse_args()
     silence_transformers()
@@ -64,7 +66,7 @@ def save(rows: Sequence[Mapping[str, Any]], given: argparse.Namespace) -> str:
 
 
 def of_seed(seed: int, given: argparse.Namespace) -> list[dict[str, Any]]:
-    """What each arm comes to under a seed."""
+    """Run all arms with one seed, and return their rows."""
     made = RunFolder(given.output / f"rows-{seed}")
     manifest = made.path / ROWS_FOLDER / MANIFEST
     if not manifest.is_file():
@@ -85,7 +87,7 @@ def of_seed(seed: int, given: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _solved(arm: str, seed: int, folder: RunFolder, checkpoint: str, given: argparse.Namespace) -> dict[str, Any]:
-    """How many held-out tasks a checkpoint solves."""
+    """Evaluate a checkpoint on held-out tasks, and return its row."""
     (one,) = evaluate_checkpoints(
         _run(given, seed, folder.path.name),
         folder,
@@ -98,7 +100,7 @@ def _solved(arm: str, seed: int, folder: RunFolder, checkpoint: str, given: argp
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line for each arm: its share of held-out tasks solved, over all seeds and under each.
+    """Return a line per arm: the share of solved held-out tasks, over all seeds and per seed.
 
     >>> table([{"arm": "sft", "seed": 0, "solved": 50, "of": 100}])[-1]
     '| supervised start alone | 50.0 % (40.4 to 59.6) | 50.0 % |'

@@ -1,7 +1,7 @@
-r"""Sums of four numbers, two to be worked out by each of two agents, with a script that works them out aloud.
+r"""Sums of four numbers for a team of two agents, with a script that writes out every step.
 
-The bundled tiny model does each single step of a sum right. Its reasoner does one and leaves the rest; with two steps
-left its actor guesses. So a team that has never seen a reasoner do two steps solves next to nothing.
+The bundled tiny model computes each single step of a sum correctly. Its reasoner does one step and leaves the rest.
+With two steps left, its actor guesses. So a team whose reasoner has never seen two steps solves almost nothing.
 
     problem   23 + 85 - 12 + 40
     reasoner  works:  23 + 85 = 108, 108 - 12 = 96, leaving 96 + 40.     slips:  The problem is 23 + 85 - 12 + 40.
@@ -20,33 +20,33 @@ SUM = re.compile(r"-?\d+(?: [+-] \d+)+")
 
 
 class Sums(ReasoningGym):
-    """Reasoning Gym's, with a script that does one step after the other."""
+    """Reasoning Gym's sums, with a script that does one step at a time."""
 
     def script(self, skill: float = 1.0) -> Works:
-        """Whoever is asked works out what is left, as often as ``skill`` says; else it slips."""
+        """Return a script that solves its part of the sum with probability ``skill``, and slips otherwise."""
         return Works(skill)
 
 
 @dataclass(frozen=True, slots=True)
 class Works:
-    """Knows nothing but what it reads: the last sum that it is shown."""
+    """Script that works from the last sum in its prompt."""
 
     skill: float
 
     def __call__(self, cue: PolicyInput) -> str:
-        """What an agent says."""
+        """Return the agent's message."""
         left, works = SUM.findall(cue.last_message)[-1], cue.random.random() < self.skill
         if cue.role == "reasoner":
             return worked(left, leave=1) if works else f"The problem is {left}."
         value = sum(terms(left))
-        if not works or len(terms(left)) > 2:  # more than a step is more than an actor does
+        if not works or len(terms(left)) > 2:  # an actor does at most one step
             off = cue.random.choice((1, -1)) * cue.random.randint(1, 30)
             return f"At a glance, the answer is \\boxed{{{value + off}}}."
         return f"{worked(left)}, so the answer is \\boxed{{{value}}}."
 
 
 def terms(text: str) -> list[int]:
-    """The numbers of a sum.
+    """Return the numbers of a sum.
 
     >>> terms("23 - 85 + 12")
     [23, -85, 12]
@@ -55,7 +55,7 @@ def terms(text: str) -> list[int]:
 
 
 def worked(text: str, leave: int = 0) -> str:
-    """A sum done from the left, but for the last ``leave`` steps.
+    """Write out a sum from the left, except for the last ``leave`` steps.
 
     >>> worked("23 + 85 - 12 + 40", leave=1)
     '23 + 85 = 108, 108 - 12 = 96, leaving 96 + 40.'

@@ -1,10 +1,10 @@
-"""Which collectives ``fully_shard`` asks for and what gloo has of them, on this machine's processors.
+"""Check which collectives ``fully_shard`` uses, and whether gloo supports them on this machine's processors.
 
     python benchmarks/collectives.py
 
-Starts groups of 1, 2, 3 and 4 processes. Asks each for every collective that FSDP2 uses, with the reductions and types
-that it uses them with, and compares results with what they must be; notes what a sharded forward and backward pass
-calls; and whether all ranks have the same bits of a sum. Writes results/collectives.json and .md; half a minute.
+The script starts groups of 1, 2, 3 and 4 processes. It calls every collective of FSDP2, with the same reductions and
+types, and checks the results. It records which collectives a sharded forward and backward pass calls. It also checks
+that all ranks get the same bits of a sum. The run takes half a minute. Writes results/collectives.json and .md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch.distributed.fsdp import fully_shard
 from marft.trainer.ranks.group import RankGroup
 
 COUNTS = (1, 2, 3, 4)
-SIZE = 12  # numbers that each rank gives: divided by every count
+SIZE = 12  # numbers per rank; divisible by every count
 MISSING = "—"
 TYPES = (torch.float32, torch.bfloat16, torch.uint8)
 WATCHED = ("all_gather_single", "reduce_scatter_single", "all_reduce", "broadcast")
@@ -60,14 +60,14 @@ def rank(number: int, count: int, folder: str) -> None:
 
 
 def asked(number: int, count: int) -> dict[str, Callable[[], bool]]:
-    """Each collective as FSDP2 calls it → whether what comes of it is right."""
+    """Return the checks by collective, each called as in FSDP2. A check returns True if the result is right."""
     asks: dict[str, Callable[[], bool]] = {}
     sums = {"SUM": dist.ReduceOp.SUM, "AVG": dist.ReduceOp.AVG}
     for dtype in TYPES:
         mine = [(torch.arange(SIZE) + rank).to(dtype) for rank in range(count)]
         name = str(dtype).removeprefix("torch.")
         asks[f"all_gather_single, {name}"] = partial(_gathered, mine, number)
-        for word, op in sums.items() if dtype != torch.uint8 else ():  # bytes are gathered alone
+        for word, op in sums.items() if dtype != torch.uint8 else ():  # bytes are only gathered
             asks[f"reduce_scatter_single, {word}, {name}"] = partial(_scattered, mine, number, op)
     floats = [torch.arange(SIZE) + float(rank) for rank in range(count)]
     for word, op in sums.items():
@@ -87,7 +87,7 @@ def attempt(ask: Callable[[], bool]) -> str:
 
 
 def sharded(number: int, count: int) -> dict[str, str]:
-    """Gradients of a sharded model, by how they are to be divided, and what was called for them."""
+    """Check the gradients of a sharded model for each way of dividing them, and list the collectives called."""
     calls: dict[str, int] = {}
 
     def watched(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -158,7 +158,10 @@ def _total(mine: list[Tensor], op: Any, factor: float) -> Tensor:
 
 
 def same_bits(group: RankGroup) -> str:
-    """Of sums of random numbers of many sizes, which rounding would tell apart."""
+    """Check that all ranks get the same bits of sums of random numbers.
+
+    Different rounding would show in one of the sizes.
+    """
     generator = torch.Generator().manual_seed(group.rank)
     for size in (1, 3, 1000, 100_003):
         out = torch.randn(size, generator=generator)

@@ -1,22 +1,28 @@
-"""A memory team trained as one, each agent for itself, and not at all: does it pay to share what answers earn?
+"""Compare a memory team trained with joint credit, independent credit, team credit, and untrained.
 
-    python benchmarks/comam.py --threads 1                   # what is not there yet; it goes on where it stopped
-    python benchmarks/comam.py --only-table                  # from what is there
+    python benchmarks/comam.py --threads 1                   # runs what is missing; resumes
+    python benchmarks/comam.py --only-table                  # from stored results
 
-The recipe ``memory`` under CoMAM's credit (arXiv:2603.12631), in arms that differ in one key. *Joint*: each agent's own
-reward and an adaptive share of the team's. *Independent*: writer and retriever learn from their own rewards alone,
-coverage and retrieval, and the answerer, who has none, from answers. *Team*: nobody has rewards of its own.
+The question is whether it pays to share the reward for answers. The recipe is ``memory`` with CoMAM's credit
+(arXiv:2603.12631). The arms differ in one key:
 
-On two grounds. *Said*: the writer earns the share of all facts that its notes hold, which have room for a third of
-them, and nothing but events is asked. Its model goes on from the bundled one, by turns of scripted teams whose writers
-note everything or events alone, so that either can be learned: the first earns as much as the second, and answers half
-as often. *Asked*: the recipe as it ships, where the writer earns the share of those facts that will be asked.
+- *joint*: each agent's own reward, plus an adaptive share of the team's reward.
+- *independent*: writer and retriever learn only from their own rewards, coverage and retrieval. The answerer has no
+  own reward, and learns from answers.
+- *team*: no agent has a reward of its own.
 
-Each seed's teams are evaluated on the same held-out conversations, sampled as in training. Differences are paired
-by conversation, each over all seeds (evaluation/ratios.py), and by seed (Student's t). The weights of the
-global reward are those of training; what other measures of consistency would have made of the joint runs' episodes is
-counted on those. How far apart the two aims are is played by the world's script, without a model. Writes
-results/comam.json, .md and .svg.
+There are two settings, called grounds:
+
+- *said*: the writer earns the share of all facts that its notes hold, and the notes have room for a third of the
+  facts. All questions are about events. The model continues the bundled one, on turns of scripted teams whose writers
+  note everything or only events, so the model can learn either. Noting everything earns as much as noting events, and
+  leads to half as many right answers.
+- *asked*: the recipe as it ships. The writer earns the share of the facts that will be asked.
+
+All teams are evaluated on the same held-out conversations, sampled as in training. Differences are paired by
+conversation over all seeds (evaluation/ratios.py), and by seed (Student's t). The weights of the global reward come
+from training. Other measures of consistency are computed on the episodes of the joint runs. The world's script plays
+both aims without a model, to show how far apart they are. Writes results/comam.json, .md and .svg.
 """
 
 from __future__ import annotations
@@ -67,15 +73,15 @@ ARMS: Mapping[str, tuple[str, ...]] = {
     "team": ("--environment.local_weight", "0"),
 }
 BASE_MODEL = "tiny-memory"
-WARM_UP, SKILL, EPISODES = 1200, 0.4, 3000  # steps; of retriever and answerer; conversations
-HABITS: Mapping[str, Callable[[str], bool]] = {  # of a writer: the notes that it makes, of those that it could
+WARM_UP, SKILL, EPISODES = 1200, 0.4, 3000  # steps; skill of retriever and answerer; conversations
+HABITS: Mapping[str, Callable[[str], bool]] = {  # writer's habit → True for the possible notes that it makes
     "everything": lambda note: True,  # noqa: ARG005
     "events alone": lambda note: "bought" in note,
 }
 UNTUNED = "untuned"
-FEW = 5  # steps, at the beginning of training and at its end
+FEW = 5  # steps at the start and at the end of training
 COLOURS = {"joint": "C0", "independent": "C1", "team": "C2"}
-AGENTS = ("writer", "retriever")  # who have rewards of their own
+AGENTS = ("writer", "retriever")  # agents with rewards of their own
 WEIGHTS = ("global_weight", "fallback_fraction")
 MEASURES = {"answers": "right answers", "conversations": "all of a conversation's"}
 LABELS = {"environment/coverage": "coverage", "reward": "right answers"}
@@ -87,11 +93,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--grounds", nargs="+", choices=GROUNDS, default=list(GROUNDS))
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
-    parser.add_argument("--tasks", type=int, default=200, help="held-out conversations, for each evaluation")
-    parser.add_argument("--threads", type=int, default=0, help="of torch; 0: all cores")
+    parser.add_argument("--tasks", type=int, default=200, help="held-out conversations per evaluation")
+    parser.add_argument("--threads", type=int, default=0, help="torch threads; 0 uses all cores")
     parser.add_argument("--output", type=Path, default=Path("runs/comam"))
     parser.add_argument("--results", type=Path, default=machine.RESULTS)
-    parser.add_argument("--only-table", action="store_true", help="of what has been measured")
+    parser.add_argument("--only-table", action="store_true", help="only write the table, from stored results")
     arguments = parser.parse_args()
     path = arguments.results / "comam.json"
     for ground in arguments.grounds if not arguments.only_table else ():
@@ -110,7 +116,7 @@ def main() -> None:
 
 
 def measured(ground: str, arm: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
-    """An arm's run of a seed, trained and evaluated; that of the first arm brings the untuned team."""
+    """Train and evaluate one arm with one seed. The first arm also evaluates the untuned team."""
     model = model_of(ground, arguments.output)
     world = World("memory", changes=(*GROUNDS[ground], *ARMS[arm], "--models.base.path", model))
     folder = trained(f"{ground}-{arm}", world, "team", seed, arguments)
@@ -132,7 +138,7 @@ def measured(ground: str, arm: str, seed: int, arguments: argparse.Namespace) ->
 
 
 def model_of(ground: str, output: Path) -> str:
-    """The base of a ground: the bundled one, or what goes on from it with writers of all habits."""
+    """Return the base model of a ground: the bundled one, or one trained further on writers of all habits."""
     if ground != "said":
         return BASE_MODEL
     folder = output.absolute() / f"writers-{WARM_UP}-{SKILL:g}-{EPISODES}"
@@ -143,7 +149,10 @@ def model_of(ground: str, output: Path) -> str:
 
 
 def demonstrations(renderer: ChatRenderer) -> Callable[[], Turn]:
-    """Turns of scripted teams on conversations that are in no split; in each the writer has any one of the habits."""
+    """Return a sampler of turns by scripted teams, on conversations outside all splits.
+
+    The writer has a random habit in each conversation.
+    """
     run = load_recipe("memory", GROUNDS["said"])
     world: Any = run.environment
     random = Random(0)
@@ -161,7 +170,7 @@ def demonstrations(renderer: ChatRenderer) -> Callable[[], Turn]:
 
 
 def writer(run: RunSettings, habit: Callable[[str], str]) -> ScriptedPolicy:
-    """The world's script, whose writer keeps those of its notes that its habit at a task would."""
+    """Return the world's script with a writer that keeps only the notes of its habit at a task."""
     world: Any = run.environment
     whole: ScriptedPolicy = world.script()
 
@@ -176,7 +185,7 @@ def writer(run: RunSettings, habit: Callable[[str], str]) -> ScriptedPolicy:
 
 
 def _held_out(evaluation: Any) -> dict[str, dict[str, float]]:
-    """By conversation: the share of right answers, and whether all were right."""
+    """Return the share of right answers by conversation, and whether all answers were right."""
     return {
         "answers": dict(sorted(evaluation.rewards.items())),
         "conversations": {task: float(solved) for task, solved in sorted(evaluation.outcomes.items())},
@@ -184,7 +193,7 @@ def _held_out(evaluation: Any) -> dict[str, dict[str, float]]:
 
 
 def other_measures(folder: RunFolder) -> dict[str, dict[str, float]]:
-    """By measure of consistency: the weights of a run's recorded episodes, mean over its steps."""
+    """Return the weights of a run's recorded episodes by measure of consistency, averaged over steps."""
     found: dict[str, dict[str, list[float]]] = {name: {agent: [] for agent in AGENTS} for name in CONSISTENCY_FUNCTIONS}
     for path in folder.recorded_steps():
         episodes = [episode for episode in read_episodes(path) if episode.is_scored and episode.actions]
@@ -196,7 +205,7 @@ def other_measures(folder: RunFolder) -> dict[str, dict[str, float]]:
 
 
 def table(runs: Mapping[str, Any]) -> list[str]:
-    """A line for each arm: means over its seeds, and each seed's share of right answers."""
+    """Return a line per arm: means over its seeds, and each seed's share of right answers."""
     labels = [f"{label}, %" for label in MEASURES.values()]
     head = ["ground", "arm", "seeds", *labels, "of each seed", "minutes"]
     lines = [f"| {' | '.join(head)} |", "| --- | --- | ---: | ---: | ---: | --- | ---: |"]
@@ -212,7 +221,7 @@ def table(runs: Mapping[str, Any]) -> list[str]:
 
 
 def differences(runs: Mapping[str, Any]) -> list[str]:
-    """A line for each pair of arms and each measure: what was gained, over conversations and over seeds."""
+    """Return a line per pair of arms and measure: the gain, with intervals over conversations and over seeds."""
     lines = [
         "| ground | difference | of | points | 95 %, over conversations | 95 %, over seeds | seeds ahead |",
         "| --- | --- | --- | ---: | --- | --- | ---: |",
@@ -233,13 +242,13 @@ def differences(runs: Mapping[str, Any]) -> list[str]:
 
 
 def _by_conversation(runs: Mapping[str, Any], seeds: Sequence[str], name: str) -> dict[str, Ratio]:
-    """A measure of each conversation, over seeds."""
+    """Return a measure by conversation, over seeds."""
     tasks = runs[seeds[0]][name]
     return {task: Ratio(sum(runs[seed][name][task] for seed in seeds), float(len(seeds))) for task in tasks}
 
 
 def weights(runs: Mapping[str, Any]) -> list[str]:
-    """A line for each measure of consistency: its weights on the joint runs' episodes."""
+    """Return a line per measure of consistency: its weights on the episodes of the joint runs."""
     lines = [f"| ground | consistency | {' | '.join(AGENTS)} |", "| --- | --- |" + " ---: |" * len(AGENTS)]
     for ground, name in product(GROUNDS, CONSISTENCY_FUNCTIONS):
         joint = _of(runs, ground, "joint").values()
@@ -250,7 +259,7 @@ def weights(runs: Mapping[str, Any]) -> list[str]:
 
 
 def moved(runs: Mapping[str, Any]) -> list[str]:
-    """A line for each arm: what the team notes, finds and answers in training, at first and at last."""
+    """Return a line per arm: coverage, retrieval and right answers in the first and the last training steps."""
     names = ("coverage", "retrieval", "right answers")
     lines = [
         f"| ground | arm | {' | '.join(f'{name}, %' for name in names)} |",
@@ -268,7 +277,7 @@ def moved(runs: Mapping[str, Any]) -> list[str]:
 
 
 def aims(tasks: int = 200) -> list[str]:
-    """A line for each ground and each way of writing: what its writer earns, and what its team answers rightly."""
+    """Return a line per ground and habit: the writer's own reward, and the team's right answers."""
     lines = ["| ground | the writer notes | its own reward, % | right answers, % |", "| --- | --- | ---: | ---: |"]
     for ground, changes in GROUNDS.items():
         run = load_recipe("memory", changes)
@@ -288,8 +297,11 @@ def _always(habit: str, task: str) -> str:  # noqa: ARG001
 
 
 def plot(runs: Mapping[str, Any]) -> Figure:
-    """A row for each ground. Step by step, means over the seeds: weights of the global reward, the share of groups that
-    rank nothing, coverage and right answers; and what is answered rightly of what was held out."""
+    """Plot a row of panels per ground.
+
+    Four panels show training by step, as means over seeds: weights of the global reward, share of groups that rank
+    nothing, coverage, and right answers. The fifth shows right answers on held-out conversations.
+    """
     figure = Figure(figsize=(17, 6.4), layout="constrained")
     for ground, row in zip(GROUNDS, figure.subplots(len(GROUNDS), 5), strict=True):
         titles = ("weight of the global reward", "fell back")
@@ -314,7 +326,7 @@ def plot(runs: Mapping[str, Any]) -> Figure:
 
 
 def _draw(axes: Any, curves: Sequence[Sequence[float | None]], colour: str, label: str) -> None:
-    """Each seed as a thin line, and their mean."""
+    """Plot each seed as a thin line, and their mean."""
     if not curves:
         return
     values = np.array(curves, np.float64)
@@ -325,7 +337,7 @@ def _draw(axes: Any, curves: Sequence[Sequence[float | None]], colour: str, labe
 
 
 def _of(runs: Mapping[str, Any], ground: str, arm: str) -> dict[str, Any]:
-    """An arm's runs by seed."""
+    """Return an arm's runs by seed."""
     begins = f"{ground}/{arm}-"
     return {key.removeprefix(begins): run for key, run in sorted(runs.items()) if key.startswith(begins)}
 
@@ -335,12 +347,13 @@ def _share(run: Mapping[str, Any], name: str) -> float:
 
 
 def _over_seeds(gains: Sequence[float]) -> tuple[float, float] | None:
-    """Student's interval of a mean of seeds."""
+    """Return Student's interval of a mean over seeds; None for fewer than three seeds."""
     return student_interval(gains) if len(gains) > 2 else None
 
 
 def _points(interval: tuple[float, float] | None) -> str:
-    """
+    """Format an interval in percentage points.
+
     >>> _points((-0.01, 0.125))
     '-1.0 to +12.5'
     """
@@ -348,7 +361,7 @@ def _points(interval: tuple[float, float] | None) -> str:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What has been measured, by arm and seed."""
+    """Return the stored runs, by arm and seed."""
     return dict(json.loads(path.read_text(encoding="utf-8"))["runs"]) if path.is_file() else {}
 
 

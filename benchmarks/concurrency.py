@@ -1,19 +1,20 @@
-r"""How well a team's actions overlap, what a crowd of episodes costs, and whether an action costs more in a large team.
+r"""Measure how a team's actions overlap, the cost of many concurrent episodes, and the cost of an action by team size.
 
     python benchmarks/concurrency.py                    # everything
     python benchmarks/concurrency.py --case branches    # one case in this process, as JSON
 
-On the bundled model, whose end of turn is switched off: an action is as long as ``max_new_tokens`` says, exactly. Every
-agent has a LoRA of its own.
+The bundled model runs without its end-of-turn token, so every action has exactly ``max_new_tokens`` tokens. Each agent
+has its own LoRA.
 
-*branches*: four independent branches of two agents against one such branch alone, one episode at a time; with actions
-of 64 tokens, and with 64 and 16 in turn. *crowd*: many episodes of a chain of four, all at once; 256 rows are decoded
-at a time, or all. *populations*: teams of 1 to 12 whose prompts are all of one length; a chain plays 32 episodes and
-learns from them, a parallel team plays as many as make 96 actions at once. *teams*: the teams of ``paper.py --studies
-populations`` before any training, with turns that end by themselves.
+- *branches*: four independent branches of two agents, compared with a single branch, one episode at a time. Actions
+  have 64 tokens, or 64 and 16 alternately.
+- *crowd*: many concurrent episodes of a chain of four agents. The engine decodes 256 rows at a time, or all.
+- *populations*: teams of 1 to 12 agents with prompts of equal length. A chain plays 32 episodes and learns from them.
+  A parallel team plays enough episodes for 96 concurrent actions.
+- *teams*: the untrained teams of ``paper.py --studies populations``, whose turns end by themselves.
 
-Each case runs in a process of its own (Linux). Of branches the figures are medians, of the others those of the best of
-several passes: whatever else runs on the machine only adds to them. Writes results/concurrency.json and .md.
+Each case runs in its own process (Linux). Figures of *branches* are medians. Other figures are from the fastest of
+several passes, because other load on the machine can only add time. Writes results/concurrency.json and .md.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ ACTION, SHORT = 64, 16  # tokens
 BRANCHES = 4
 CROWD = 4  # agents of each episode in a crowd
 SIZES = (1, 2, 4, 8, 12)
-EPISODES, AT_ONCE = 32, 96  # episodes of a chain; actions of a parallel team at the same time
+EPISODES, AT_ONCE = 32, 96  # episodes of a chain; concurrent actions of a parallel team
 ROLES = [f"agent_{letter}" for letter in "abcdefghijkl"]
 SAID = "7" * ACTION  # every digit is a token
 CHAIN = {"organization": "chain", "visible": "previous"}
@@ -57,18 +58,18 @@ Row = dict[str, Any]
 
 
 class Even(Channel):
-    """Every message reads the same, so that all prompts are of one length."""
+    """Channel that replaces every message by the same text, so that all prompts have the same length."""
 
     def transform(self, messages: Sequence[Message]) -> Sequence[Message | None]:
         return [Message(message.role, SAID) for message in messages]
 
 
 def recipe(lengths: Mapping[str, int], team: Row, unheard: Sequence[str] = (), **more: Any) -> RunSettings:
-    """A team on three-term sums.
+    """Return the recipe of a team on three-term sums.
 
     Args:
-        lengths: tokens of an action, by role.
-        unheard: roles that see nobody, and have guidance as long as a message instead.
+        lengths: tokens per action, by role.
+        unheard: roles that see no messages, and get guidance of the same length instead.
     """
     agents = [
         {
@@ -87,14 +88,14 @@ def recipe(lengths: Mapping[str, int], team: Row, unheard: Sequence[str] = (), *
             "agents": agents,
             "team": team,
             "environment": {"name": "reasoning_gym", "dataset": "chain_sum", "params": sums},
-            "algorithm": {"name": "marft", "critic": {"kind": "independent"}},  # reads the prompt, and no more
+            "algorithm": {"name": "marft", "critic": {"kind": "independent"}},  # reads only the prompt
             **more,
         }
     )
 
 
 def play(rollouts: LocalRolloutRunner, episodes: int, stream: str = "0") -> tuple[float, list[Episode]]:
-    """Seconds, and the episodes: one of each of the first tasks."""
+    """Play one episode of each of the first tasks; return the seconds and the episodes."""
     tasks = rollouts.run.environment.tasks("train")[:episodes]
     attempts = [Attempt(task, f"train/{stream}", record_critic_states=True) for task in tasks]
     began = time.perf_counter()
@@ -106,7 +107,7 @@ def play(rollouts: LocalRolloutRunner, episodes: int, stream: str = "0") -> tupl
 
 
 def branches(repetitions: int = 21) -> Row:
-    """Medians over pairs: an episode of every branch, then one of a single branch."""
+    """Return medians over pairs of episodes: one with every branch, then one with a single branch."""
     return {
         "64 tokens each": _branches([(ACTION, ACTION)] * BRANCHES, repetitions),
         "64 and 16 in turn": _branches([(ACTION, SHORT), (SHORT, ACTION)] * (BRANCHES // 2), repetitions),
@@ -120,7 +121,7 @@ def _branches(lengths: Sequence[tuple[int, int]], repetitions: int) -> Row:
 
     with LocalRolloutRunner(team(len(lengths))) as whole, LocalRolloutRunner(team(1)) as alone:
         rows = []
-        for number in range(-3, repetitions):  # the first ones warm up
+        for number in range(-3, repetitions):  # negative numbers warm up
             seconds, (episode,) = play(whole, 1, str(number))
             path, _ = play(alone, 1, str(number))
             if number >= 0:
@@ -133,7 +134,7 @@ def _branches(lengths: Sequence[tuple[int, int]], repetitions: int) -> Row:
 
 
 def _spans(actions: Sequence[Action]) -> tuple[float, float, float]:
-    """Seconds from the first start to the last end, of the longest branch, and of all actions one after the other."""
+    """Return seconds from the first start to the last end, of the longest branch, and of all actions in sequence."""
     spans: dict[str, float] = {}
     for action in actions:
         branch = action.agent.rpartition("_")[2]
@@ -150,7 +151,7 @@ def crowd(episodes: int, rows: int) -> Row:
         before = machine.footprint()
         with machine.Watch() as watch:
             passes = [play(rollouts, episodes, str(number)) for number in range(2)]
-    time.sleep(1)  # threads end by themselves
+    time.sleep(1)  # wait until idle threads exit
     seconds, played = min(passes, key=lambda one: one[0])
     tokens = sum(len(action.tokens) for action in flatten_actions(played))
     return {
@@ -160,7 +161,10 @@ def crowd(episodes: int, rows: int) -> Row:
 
 
 def population(repetitions: int = 5) -> list[Row]:
-    """Milliseconds an action by the size of the team. All teams take turns, so that a noisy machine is so for all."""
+    """Return milliseconds per action by team size.
+
+    Teams alternate, so that noise on the machine affects all of them.
+    """
     even = {"channel": {"name": "concurrency:Even"}}
     seconds: list[list[tuple[float, float, float]]] = []
     with ExitStack() as opened:
@@ -174,7 +178,7 @@ def population(repetitions: int = 5) -> list[Row]:
             teams.append((chain, Learner(chain.run, chain.models), parallel))
         for number in range(repetitions + 1):
             seconds.append([_turn(*team, number) for team in teams])
-    best = 1000 * np.min(seconds[1:], axis=0)  # the first one warms up
+    best = 1000 * np.min(seconds[1:], axis=0)  # the first pass warms up
     names = ("chain, playing", "chain, learning", "parallel, playing")
     return [
         {"agents": size, **dict(zip(names, row.tolist(), strict=True))} for size, row in zip(SIZES, best, strict=True)
@@ -184,7 +188,7 @@ def population(repetitions: int = 5) -> list[Row]:
 def _turn(
     chain: LocalRolloutRunner, learner: Learner, parallel: LocalRolloutRunner, number: int
 ) -> tuple[float, float, float]:
-    """Seconds an action: a chain playing, learning, and a parallel team playing."""
+    """Return seconds per action: a chain playing, the chain learning, and a parallel team playing."""
     size = len(chain.run.agents)
     seconds, episodes = play(chain, EPISODES, str(number))
     began = time.perf_counter()
@@ -198,7 +202,7 @@ def _turn(
 
 
 def teams(repetitions: int = 5) -> list[Row]:
-    """What an episode of the study of populations takes before any training: seconds, tokens read, tokens written."""
+    """Return the cost of an untrained episode in the populations study: seconds, tokens read, tokens written."""
     rows = []
     for size in populations.SIZES:
         with LocalRolloutRunner(populations.team_of(size, ())) as rollouts:

@@ -2,13 +2,13 @@
 
     python benchmarks/coverage.py               # ten seeds of 1,000 simulations each: minutes
     python benchmarks/coverage.py --seeds 1
-    python benchmarks/coverage.py --first-seed 100      # seeds that nothing was chosen on: what results/coverage.md has
+    python benchmarks/coverage.py --first-seed 100      # unused seeds, as in results/coverage.md
 
 Three families, from 5 to 200 tasks: means (`mean_interval`: rewards), differences on the same tasks (`paired`: `marft
 compare`), and shares over several attempts at a task (`clustered`: `marft eval --attempts`). The width is relative to
-Student's interval on the same data. Writes results/coverage.json and .md. Ends with status 1 if an interval covers less
-than 93 % or more than 98 % from the number of tasks in `HOLDS_FROM` on, or is over 1.3 times as wide as Student's on
-normal data.
+Student's interval on the same data. Writes results/coverage.json and .md. Exits with status 1 if an interval covers
+less than 93 % or more than 98 %, from the number of tasks in `HOLDS_FROM` on. It also does so if an interval is over
+1.3 times as wide as Student's on normal data.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ Interval = tuple[float, float] | None
 
 
 def accuracies(draw: np.random.Generator, tasks: int) -> tuple[Array, float]:
-    """Draw tasks of different difficulty: what is solved before is often solved after → [N, 4], and the true gain."""
+    """Draw tasks of different difficulty, where outcomes before and after correlate → [N, 4], and the true gain."""
     ease = draw.beta(2, 2, tasks)
     before, after = draw.random((2, tasks)) < np.stack([ease, ease + 0.3 * (1 - ease)])
     return np.stack([before, np.ones(tasks), after, np.ones(tasks)], -1).astype(float), 0.15
 
 
 def error_rates(draw: np.random.Generator, tasks: int) -> tuple[Array, float]:
-    """Draw calls that fail: their number and their rate of failure differ between tasks."""
+    """Draw failing calls. Their number and failure rate differ between tasks."""
     rate = draw.beta(2, 8, tasks)
     calls = 1 + draw.poisson(3, (2, tasks))
     failed = draw.binomial(calls, np.stack([rate, rate / 2]))
@@ -53,7 +53,7 @@ def error_rates(draw: np.random.Generator, tasks: int) -> tuple[Array, float]:
 
 
 def costs(spread: float) -> Simulation:
-    """Draw tokens an episode, lognormal over tasks with this spread: some tasks take many times more than others."""
+    """Return a simulation of tokens per episode, lognormal over tasks: some tasks take many times more than others."""
 
     def draw_costs(draw: np.random.Generator, tasks: int) -> tuple[Array, float]:
         size = np.exp(draw.normal(0, spread, tasks))
@@ -65,7 +65,7 @@ def costs(spread: float) -> Simulation:
 
 
 def tokens_a_call(draw: np.random.Generator, tasks: int) -> tuple[Array, float]:
-    """Draw tokens, and the calls that they are divided by: a ratio of two skewed sums."""
+    """Draw tokens and numbers of calls, for a ratio of two skewed sums."""
     size = np.exp(draw.normal(0, 0.8, tasks))
     before, after = size * np.exp(draw.normal(0, 0.3, (2, tasks)))
     calls = 1 + draw.poisson(2, (2, tasks))
@@ -92,13 +92,13 @@ HOLDS_FROM = {
 
 
 def averages(draw: np.random.Generator, tasks: int) -> tuple[list[Ratio], float]:
-    """Draw avg@8 of tasks most of which are easy or hard."""
+    """Draw avg@8 of mostly easy or hard tasks."""
     solved = draw.binomial(ATTEMPTS, draw.beta(0.5, 0.5, tasks))
     return [Ratio(count / ATTEMPTS) for count in solved.tolist()], 0.5
 
 
 def passes(draw: np.random.Generator, tasks: int) -> tuple[list[Ratio], float]:
-    """Draw pass@4 of 8 attempts, at tasks that are solved in from none to 40 % of them."""
+    """Draw pass@4 from 8 attempts, at tasks with success rates of 0 to 40 %."""
     solved = draw.binomial(ATTEMPTS, draw.uniform(0, 0.4, tasks))
     truth = 1 - (1 - 0.6**5) / (5 * 0.4)  # 1 − E (1 − p)⁴
     return [Ratio(pass_at(4, ATTEMPTS, count)) for count in solved.tolist()], truth
@@ -121,7 +121,7 @@ def found(name: str, draw: np.random.Generator, tasks: int) -> tuple[Interval, f
 
 
 def simulated(name: str, tasks: int, seed: int) -> tuple[float, float]:
-    """Return coverage, and mean width relative to Student's; simulations without an interval are left out."""
+    """Return coverage, and mean width relative to Student's. Simulations without an interval do not count."""
     draw, held, widths, plain = np.random.default_rng([seed, tasks]), [], [], []
     for _ in range(TIMES):
         interval, truth, values = found(name, draw, tasks)
@@ -172,12 +172,12 @@ def outside(row: dict[str, Any]) -> bool:
 
 
 def table(rows: list[dict[str, Any]], seeds: range) -> str:
-    """The results as Markdown."""
+    """Return the results as Markdown."""
     lines = [
         f"Coverage of 95 % intervals, and their mean width relative to Student's interval, from {TIMES:,} simulations a"
         f" seed over seeds {seeds[0]} to {seeds[-1]} (`python benchmarks/coverage.py --first-seed {seeds[0]}`)."
-        f" \\* marks coverage outside {AT_LEAST:.0%} to {AT_MOST:.0%}, or too few tasks for this kind of data: nothing"
-        " is promised there.",
+        f" \\* marks coverage outside {AT_LEAST:.0%} to {AT_MOST:.0%}, or too few tasks for this kind of data. MARFT"
+        " promises nothing there.",
         "",
         f"| interval | {' | '.join(f'{tasks} tasks' for tasks in TASKS)} |",
         f"| --- |{' --- |' * len(TASKS)}",

@@ -1,15 +1,21 @@
-"""Real episodes until the frozen lake's recipe crosses in nine attempts of ten: with imagined episodes, and without.
+"""Count the real episodes until a team crosses the frozen lake in 90 % of attempts, with and without imagined episodes.
 
     python benchmarks/dyna.py
     python benchmarks/dyna.py --seeds 0 --arms plain dyna
 
-The lake tells the number of the cell. A step of the recipe plays 64 real episodes (``recipe``), of ``plain`` 16 and of
-``few`` 4, so that there are more updates for as many episodes. In ``replay`` each of sixteen is learned from in four
-steps. In ``dyna`` four real ones are beside 60 that are imagined and begin where real ones do, in ``anywhere``
-anywhere. ``corrupted`` is ``dyna`` of a model that is corrupted once it has lived 600 steps, its rewards turned round
-and what follows shuffled: it is watched, and ``unwatched`` believes it all the same. An arm is there where at least 90
-% of its last 64 real episodes have crossed; they are the policies' own samples, as they are in training. Runs go on
-where they stopped; what stands in the results is not run again. Writes results/dyna.json, .md and .svg.
+The observation is the number of the cell. The arms differ in the episodes of a training step:
+
+- ``recipe``, ``plain``, ``few``: 64, 16 or 4 real episodes. Fewer episodes per step give more updates per episode.
+- ``replay``: 16 real episodes, each used in four steps.
+- ``dyna``: 4 real and 60 imagined episodes. Imagined episodes begin where real ones do.
+- ``anywhere``: like ``dyna``, but imagined episodes begin anywhere.
+- ``corrupted``: like ``dyna``, but after 600 environment steps the model inverts rewards and shuffles next
+  observations. The run may disable the model.
+- ``unwatched``: like ``corrupted``, but the model stays enabled.
+
+An arm reaches the goal when at least 90 % of its last 64 real episodes cross. These are training episodes, sampled
+from the policies. Interrupted runs resume, and stored results are not measured again. Writes results/dyna.json, .md
+and .svg.
 """
 
 from __future__ import annotations
@@ -35,14 +41,14 @@ from marft.trainer.train import train
 from marft_lab.world_models.counts import CountModel
 from marft_lab.world_models.interface import History, ObservedTransition, Outcome, Prediction, WorldModel
 
-EPISODES = 5120  # real ones of each run, at most
+EPISODES = 5120  # maximum real episodes of a run
 WINDOW, ENOUGH = 64, 0.9
-WORLD = (  # cells by their numbers, which the tiny model reads sooner than the drawing; and half the recipe's rate
+WORLD = (  # cells as numbers, which the tiny model learns faster than the drawing; half of the recipe's learning rate
     "--environment.rendering", "words", "--algorithm.optimizer.learning_rate", "1e-3",
 )  # fmt: skip
 SIXTEEN = ("--rollout.tasks_per_step", "1")
 FOUR = (*SIXTEEN, "--rollout.samples_per_task", "4")
-IMAGINED = (  # as long as real ones; what was lived once is believed (e⁻¹ = 0.37), for this world has no chance in it
+IMAGINED = (  # as long as real ones; one observation is enough (e⁻¹ = 0.37), because this world is deterministic
     *FOUR, "--dyna.share", "0.9375", "--dyna.horizon", "8", "--dyna.max_uncertainty", "0.5",
 )  # fmt: skip
 ARMS = {
@@ -55,13 +61,13 @@ ARMS = {
     "corrupted": (*IMAGINED, "--dyna.model", "{ name = 'dyna:Corrupted' }"),
     "unwatched": (*IMAGINED, "--dyna.model", "{ name = 'dyna:Corrupted' }", "--dyna.auto_disable", "false"),
 }
-ALONE = ("recipe", "plain", "few")  # the best of them, seed by seed, is what imagined episodes are held to
+ALONE = ("recipe", "plain", "few")  # the best of these per seed is the baseline for imagined episodes
 
 
 class Corrupted(CountModel):
-    """Counts, but that rewards are turned round and what follows is shuffled, once it has lived so much."""
+    """Count model that inverts rewards and shuffles next observations after a number of environment steps."""
 
-    after: int = 600  # environment steps that it is right of
+    after: int = 600  # environment steps before the corruption
     _turned: bool = PrivateAttr(default=False)
 
     def fit(self, transitions: Sequence[ObservedTransition], seed: int) -> WorldModel:
@@ -74,7 +80,7 @@ class Corrupted(CountModel):
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """A model whose outcomes are of another place, and pay the other way round."""
+    """World model that returns another place and the inverted reward."""
 
     model: WorldModel
     places: Sequence[str]
@@ -92,7 +98,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
-    parser.add_argument("--episodes", type=int, default=EPISODES, help="real ones of each run, at most")
+    parser.add_argument("--episodes", type=int, default=EPISODES, help="maximum real episodes of a run")
     parser.add_argument("--output", type=Path, default=Path("runs/dyna"))
     parser.add_argument("--results", type=Path, default=machine.RESULTS)
     arguments = parser.parse_args()
@@ -109,12 +115,12 @@ def main() -> None:
 
 
 def changes_of(arm: str) -> list[str]:
-    """Of the recipe. Results of others are not kept."""
+    """Return an arm's changes to the recipe. Stored results with other changes are dropped."""
     return [*WORLD, *ARMS[arm]]
 
 
 def trained(output: Path, arm: str, seed: int, episodes: int) -> RunFolder:
-    """One run, until it is there or has played as many real episodes."""
+    """Train one run until it reaches the goal or the maximum of real episodes."""
     where = (
         "--output",
         str(output),
@@ -154,8 +160,10 @@ class UntilThere(Callback):
 
 
 def crossed(rows: Sequence[Mapping[str, float]]) -> list[tuple[int, float]]:
-    """After each step: real episodes so far, and how many of the last 64 have crossed; before there are as many, those
-    that are missing have not."""
+    """Return the real episodes so far, and the share of the last 64 that crossed, after each step.
+
+    Before there are 64 episodes, missing ones count as failures.
+    """
     per_step = [row["episodes"] for row in rows]
     solved = [row["reward"] * row["episodes"] for row in rows]
     curve = []
@@ -168,12 +176,12 @@ def crossed(rows: Sequence[Mapping[str, float]]) -> list[tuple[int, float]]:
 
 
 def arrived(curve: Sequence[tuple[int, float]]) -> int | None:
-    """Real episodes until enough cross; None where that is not reached."""
+    """Return the real episodes until the goal; None if it was not reached."""
     return next((episodes for episodes, share in curve if share >= ENOUGH), None)
 
 
 def measured(folder: RunFolder, arm: str, seed: int) -> dict[str, Any]:
-    """Of one run."""
+    """Return the figures of one run."""
     rows = list(folder.read_metrics())
     curve = crossed(rows)
     off = [row["step"] for row in rows if row.get("imagined/enabled") == 0.0]
@@ -188,7 +196,10 @@ def measured(folder: RunFolder, arm: str, seed: int) -> dict[str, Any]:
 
 
 def table_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line an arm: what its seeds took. One that did not arrive counts as all that it has played, and more."""
+    """Return a line per arm with its figures over seeds.
+
+    A run that missed the goal counts with all its episodes, shown as a lower bound (``>``).
+    """
     lines = [
         "| arm | arrived | real episodes, median | of the seeds | than alone | steps, median | imagined | cut off | "
         "switched off in step | seconds |",
@@ -222,7 +233,7 @@ def took(row: Mapping[str, Any]) -> int:
 
 
 def plot(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """How many cross over real episodes, a line a run."""
+    """Plot the share of crossings over real episodes, a line per run."""
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")
     axes, named = figure.subplots(), set[str]()
     for row in rows:

@@ -1,11 +1,11 @@
-"""The demo on vLLM, whose process is killed (-9) again and again: is anything lost, and is as much learned?
+"""Kill the demo's vLLM process (-9) again and again, and check that no episode is lost and the team still learns.
 
     marft engine install vllm --cpu
     python benchmarks/engine_kills.py               # ten kills
     python benchmarks/engine_kills.py --kills 2 --steps 6 --tasks 40
 
-A kill comes at a moment of chance in a step. Every episode that was asked for must be recorded once,
-none as failed. Writes results/engine_kills.json and .md; ends with 1 where one is not.
+Each kill comes at a random moment of a step. Every requested episode must be recorded once, none as failed; otherwise
+the script exits with status 1. Writes results/engine_kills.json and .md.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ SERVER = b"apart.vllm_server"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--steps", type=int, help="of the demo's; all of them")
-    parser.add_argument("--tasks", type=int, default=500, help="held-out, for the evaluation")
+    parser.add_argument("--steps", type=int, help="training steps; default: the demo's")
+    parser.add_argument("--tasks", type=int, default=500, help="held-out tasks of the evaluation")
     parser.add_argument("--output", type=Path, default=Path("runs/engine_kills"))
     parser.add_argument("--results", type=Path, default=machine.RESULTS)
     arguments = parser.parse_args()
@@ -79,10 +79,11 @@ def counted(run: RunSettings, folder: RunFolder) -> dict[str, Any]:
 
 
 class Killer(Callback):
-    """Kills vLLM's process in as many steps as it is told to, spread over the run.
+    """Callback that kills vLLM's process in ``kills`` steps, spread over the run.
 
     Args:
-        seed: of the moments.
+        kills: number of kills.
+        seed: seed of the random moments.
     """
 
     def __init__(self, kills: int, seed: int) -> None:
@@ -98,14 +99,14 @@ class Killer(Callback):
             threading.Timer(self._draw.uniform(0, 5.0), self._kill).start()
 
     def _kill(self) -> None:
-        while not (processes := servers()):  # one is being started
+        while not (processes := servers()):  # vLLM is restarting
             time.sleep(0.5)
         os.kill(processes[0], signal.SIGKILL)
         self.done += 1
 
 
 def servers() -> list[int]:
-    """Processes that serve vLLM, without the subreapers above them."""
+    """Return the process ids of vLLM servers, without the subreapers above them."""
     found = []
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
@@ -115,12 +116,12 @@ def servers() -> list[int]:
 
 
 def save(results: Path, found: dict[str, Any]) -> None:
-    """The results, for people too."""
+    """Write the results as JSON and Markdown."""
     lines = [
-        f"vLLM's process was killed {found['kills']} times in {found['steps']} steps of the demo, and started again"
+        f"vLLM's process was killed {found['kills']} times in {found['steps']} steps of the demo, and restarted"
         f" {found['restarts']:.0f} times (`python benchmarks/engine_kills.py`):",
         "",
-        f"- episodes: {found['wanted']} asked for, {found['recorded']} recorded; {found['lost']} lost, {found['twice']}"
+        f"- episodes: {found['wanted']} requested, {found['recorded']} recorded; {found['lost']} lost, {found['twice']}"
         f" recorded twice, {found['failed']} failed",
         f"- log-probs: at most {found['furthest']:.1e} nats from the learner's",
         f"- accuracy, sampled: {found['sampled']:.1%}",

@@ -1,12 +1,12 @@
-"""How many steps a second each world takes, played by its script without a model, and how long it holds an event loop.
+"""Measure each world's steps per second, played by its script without a model, and how long it blocks the event loop.
 
     python benchmarks/environment_steps.py
     python benchmarks/environment_steps.py --worlds relay shop --episodes 500
 
-*Alone* are steps over the seconds that sessions take; *played* is the whole: prompts are rendered, actions recorded,
-rewards composed, by one process. *Held* is the longest stretch of a session's reset or step without an await, with the
-collector of garbage off, of episodes that are played one at a time, so that none waits for another's thread. *Drawn*
-are tasks a second. Writes results/environment_steps.json and .md.
+*Alone* counts steps over the seconds in sessions. *Played* covers the whole in one process: prompts are rendered,
+actions recorded, rewards composed. *Held* is the longest stretch of a session's reset or step without an await. For
+it, the garbage collector is off, and episodes are played one at a time, so that none waits for another's thread.
+*Drawn* counts tasks per second. Writes results/environment_steps.json and .md.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from marft.config.models import ModelSettings
 from marft.models.tokenizer_format import load_format
 from marft_lab.scripted_team import ScriptedTeam
 
-WIDE = 1_000_000  # tokens of context: prompts are as long as they are
+WIDE = 1_000_000  # context in tokens, so that no prompt is truncated
 
 
 @dataclass
 class Stretches:
-    """Seconds of each stretch in which a session held its thread."""
+    """Seconds of each stretch in which a session blocked its thread."""
 
     seconds: list[float] = field(default_factory=list)
     steps: int = 0
 
     def timed(self, method: Callable[..., Awaitable[object]], counts: bool) -> Callable[..., Awaitable[object]]:
-        """A method whose stretches are timed."""
+        """Return the method with timed stretches."""
 
         async def call(*arguments: object) -> object:
             self.steps += counts
@@ -72,7 +72,7 @@ class _Timed:
 
 
 class Timing(Environment):
-    """An environment whose sessions are timed."""
+    """Environment with timed sessions."""
 
     _inner: Environment
     _stretches: Stretches
@@ -82,11 +82,11 @@ class Timing(Environment):
         self._inner, self._stretches = inner, stretches
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """The tasks of the timed environment."""
+        """Return the tasks of the timed environment."""
         return self._inner.tasks(split)
 
     def start(self, task: Task, seed: int) -> Any:
-        """A session, timed."""
+        """Return a timed session."""
         session: Any = self._inner.start(task, seed)
         for name in ("reset", "step"):
             setattr(session, name, self._stretches.timed(getattr(session, name), name == "step"))
@@ -94,7 +94,7 @@ class Timing(Environment):
 
 
 def measured(recipe: str, episodes: int) -> dict[str, float]:
-    """One world."""
+    """Play one world, and return its rates and the longest block."""
     run = load_recipe(recipe)
     environment: Any = run.environment
     began = time.perf_counter()
@@ -124,7 +124,7 @@ def measured(recipe: str, episodes: int) -> dict[str, float]:
 
 
 def worlds() -> list[str]:
-    """Recipes that ship and go by the name of their environment, whose environment has a script."""
+    """Return the bundled recipes named after their environment, if it has a script."""
     named = [name for name in bundled_names() if name in bundled_plugins("environments")]
     found: dict[str, Any] = {name: load_recipe(name).environment for name in named}
     return [name for name, environment in found.items() if environment.script() is not None]

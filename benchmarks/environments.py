@@ -1,13 +1,13 @@
-"""Does a team learn in each world, and more than one agent of the same model at equal tokens? Curves over three seeds.
+"""Train a team in each world, and one agent with the same model at equal tokens, over three seeds.
 
-    python benchmarks/environments.py                        # every world: nights; it goes on where it stopped
+    python benchmarks/environments.py                        # every world: several nights; resumes
     python benchmarks/environments.py --worlds relay sudoku --seeds 1
-    python benchmarks/environments.py --only-table           # from what is there
+    python benchmarks/environments.py --only-table           # from stored results
 
-Each world's recipe is trained as it ships. Beside it one agent alone (``<world>_single``), on the same model, until it
-has sampled as many tokens. Checkpoints are evaluated on the same held-out tasks, sampled as in training. Untuned and
-trained are over all seeds together: the mean, and Wilson's interval of accuracy over all episodes (of a reward, the
-interval of its mean). Writes results/worlds/WORLD.json and .svg, and results/environments.md.
+The team uses each world's bundled recipe. The single agent (``<world>_single``) trains until it has sampled as many
+tokens as the team. Checkpoints are evaluated on the same held-out tasks, sampled as in training. The table pools all
+seeds, untuned and trained: the mean, and Wilson's interval of accuracy over all episodes. For a reward, the interval is
+that of its mean. Writes results/worlds/WORLD.json and .svg, and results/environments.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from marft.evaluation.session import EvaluationPlan, evaluate_checkpoints
 from marft.runs.run_folder import RunFolder
 from marft.trainer.train import train
 
-POINTS = 5  # checkpoints of a run that are evaluated
+POINTS = 5  # evaluated checkpoints of a run
 ALONE = "_single"
 COLOURS = {"team": "C0", "alone": "C1"}
 
@@ -36,9 +36,10 @@ class World(NamedTuple):
     """Measurements of one world.
 
     Args:
-        recipe: of the team; that of one agent has ``_single`` behind it.
-        measure: what counts: the share of tasks solved, or the reward.
-        changes: of the recipe.
+        recipe: recipe of the team. The single agent's recipe has the suffix ``_single``.
+        measure: reported result: the share of solved tasks, or the reward.
+        alone: True to train a single agent too.
+        changes: overrides of the recipe.
     """
 
     recipe: str
@@ -68,11 +69,11 @@ def main() -> None:
     parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=list(WORLDS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--arms", nargs="+", choices=COLOURS, default=list(COLOURS))
-    parser.add_argument("--tasks", type=int, default=300, help="held-out, for each evaluation")
-    parser.add_argument("--threads", type=int, default=0, help="of torch; 0: all cores")
+    parser.add_argument("--tasks", type=int, default=300, help="held-out tasks per evaluation")
+    parser.add_argument("--threads", type=int, default=0, help="torch threads; 0 uses all cores")
     parser.add_argument("--output", type=Path, default=Path("runs/environments"))
     parser.add_argument("--results", type=Path, default=machine.RESULTS)
-    parser.add_argument("--only-table", action="store_true", help="of what has been measured")
+    parser.add_argument("--only-table", action="store_true", help="only write the table, from stored results")
     arguments = parser.parse_args()
     for world in arguments.worlds if not arguments.only_table else ():
         for seed in arguments.seeds:
@@ -107,7 +108,7 @@ def measure(world: str, settings: World, arm: ARM, seed: int, arguments: argpars
 
 
 def trained(world: str, settings: World, arm: ARM, seed: int, arguments: argparse.Namespace) -> RunFolder:
-    """A run of a world, from where it is. One agent alone goes on until it has sampled what the team did."""
+    """Train a run of a world, resuming it. The single agent trains until it has sampled as many tokens as the team."""
     recipe = settings.recipe + (ALONE if arm == "alone" else "")
     steps = load_recipe(settings.recipe, settings.changes).training.steps
     budget = 0.0
@@ -134,12 +135,12 @@ def trained(world: str, settings: World, arm: ARM, seed: int, arguments: argpars
 
 
 def sampled(row: Mapping[str, Any]) -> float:
-    """How many tokens were sampled in a step."""
+    """Return the number of tokens sampled in a step."""
     return float(row["actions"] * row["action_length"])
 
 
 def curve(folder: RunFolder, tasks: int) -> list[dict[str, Any]]:
-    """How the base and some checkpoints do on held-out tasks, over the tokens that were sampled up to there."""
+    """Evaluate the base and some checkpoints on held-out tasks, with the tokens sampled up to each."""
     rows, run = folder.read_metrics(), load_recipe(folder.config_path)
     saved = [path.name for path in folder.saved_steps()]
     chosen = sorted({saved[round(place * (len(saved) - 1) / (POINTS - 1))] for place in range(POINTS)})
@@ -155,7 +156,7 @@ def curve(folder: RunFolder, tasks: int) -> list[dict[str, Any]]:
 
 
 def pooled(runs: Sequence[Mapping[str, Any]], place: int, measure: str) -> tuple[float, tuple[float, float]]:
-    """The mean over all seeds at one place of the curve, with its interval of 95 %."""
+    """Return the mean over all seeds at one point of the curve, with its 95 % interval."""
     points = [run["curve"][place] for run in runs]
     if measure == "accuracy":
         solved, tasks = (round(sum(point[name] for point in points)) for name in ("solved", "tasks"))
@@ -166,7 +167,7 @@ def pooled(runs: Sequence[Mapping[str, Any]], place: int, measure: str) -> tuple
 
 
 def table(folder: Path) -> list[str]:
-    """A line for each arm of each world."""
+    """Return a line per world and arm."""
     head = ["world", "", "seeds", "untuned", "trained", "apart", "tokens sampled", "minutes a run"]
     lines = [f"| {' | '.join(head)} |", "| --- | --- | ---: | ---: | ---: | --- | ---: | ---: |"]
     for path in sorted(folder.glob("*.json")):
@@ -186,9 +187,9 @@ def table(folder: Path) -> list[str]:
 
 
 def plot(world: str, found: Mapping[str, Any]) -> Figure:
-    """What is solved over the tokens that were sampled, with a mark at each checkpoint; each seed is a line.
+    """Plot the result over sampled tokens: a line per seed, a mark per checkpoint.
 
-    Beside it, where messages tell of what is hidden: how many bits of it, step by step.
+    If messages carry hidden information, a second panel shows its bits by step.
     """
     told = {key: run["told"] for key, run in found["runs"].items() if "told" in run}
     figure = Figure(figsize=(9.6 if told else 5.2, 3.4), layout="constrained")
@@ -218,7 +219,8 @@ def _value(point: Mapping[str, Any], measure: str) -> float:
 
 
 def _shown(value: float, interval: tuple[float, float]) -> str:
-    """
+    """Format a value with its interval.
+
     >>> _shown(0.5, (0.4, 0.6))
     '0.500 (0.400 to 0.600)'
     """

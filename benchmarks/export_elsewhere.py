@@ -1,13 +1,13 @@
-"""Whether vLLM or llama.cpp says with an export what `marft eval` has played: the same greedy text and log-probs.
+"""Check that vLLM or llama.cpp reproduces `marft eval` with an exported team: same greedy text, same log-probs.
 
     python benchmarks/export_elsewhere.py --vllm ENVIRONMENT/bin/python [--run runs/demo] [--tasks 100] [--merged]
     python benchmarks/export_elsewhere.py --llama ENVIRONMENT/bin/python --run runs/sums
 
-Held-out tasks are played greedily with the run's checkpoint, as `marft eval --mode greedy` does. The run is exported. A
-process in the other environment, which knows nothing of MARFT, loads the exported base and answers each agent's chat
-with its policy's adapter (`--merged`: with the policy's merged model). What it reads is the chat: its own template and
-tokenizer make ids of it. A row for each policy is printed; it fails where a prompt's ids or a text differ, or a
-log-prob by more than `--tolerance`. `in_vllm.py` and `in_llama.py` say what the environments hold.
+The script plays held-out tasks greedily with the run's checkpoint, as `marft eval --mode greedy` does, and exports the
+run. A process in the other environment, without MARFT, loads the exported base. It answers each agent's chat with the
+policy's adapter (`--merged`: with the policy's merged model). The process gets only the chat; its own template and
+tokenizer produce the ids. The script prints a row per policy. It fails if a prompt's ids or a text differ, or a
+log-prob by more than `--tolerance`. `in_vllm.py` and `in_llama.py` say what to install in the environments.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     where = parser.add_mutually_exclusive_group(required=True)
     for name in READERS:
-        where.add_argument(f"--{name}", help=f"the Python of an environment that has what in_{name}.py names")
-    parser.add_argument("--run", type=Path, help="without one the demo is trained for a step")
+        where.add_argument(f"--{name}", help=f"Python of an environment set up as in_{name}.py says")
+    parser.add_argument("--run", type=Path, help="run to export; default: the demo, trained for one step")
     parser.add_argument("--checkpoint", default="last")
     parser.add_argument("--tasks", type=int, default=100)
-    parser.add_argument("--merged", action="store_true", help="merged models in the place of adapters")
-    parser.add_argument("--tolerance", type=float, default=1e-4, help="of a log-prob, in nats")
+    parser.add_argument("--merged", action="store_true", help="load merged models instead of adapters")
+    parser.add_argument("--tolerance", type=float, default=1e-4, help="maximum difference of a log-prob, in nats")
     arguments = parser.parse_args()
     reader, python = next((name, vars(arguments)[name]) for name in READERS if vars(arguments)[name])
     with tempfile.TemporaryDirectory() as place:
@@ -63,11 +63,11 @@ def main() -> None:
         ]
     print("\n".join(table(rows)))
     if not all(row["right"] and row["difference"] <= arguments.tolerance for of_job in rows for row in of_job):
-        sys.exit("what was said there is not what was played")
+        sys.exit("the other engine's answers differ from the played episodes")
 
 
 def greedily(folder: RunFolder, checkpoint: str, tasks: int) -> list[Episode]:
-    """What ``marft eval --mode greedy`` plays."""
+    """Play held-out tasks as ``marft eval --mode greedy`` does."""
     run = folder.settings()
     with LocalRolloutRunner(run) as rollouts:
         found = CheckpointManager(folder, CheckpointSettings()).find(checkpoint)
@@ -79,7 +79,7 @@ def greedily(folder: RunFolder, checkpoint: str, tasks: int) -> list[Episode]:
 def jobs(
     export: Export, run: RunSettings, played: Sequence[Episode], merged: bool
 ) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """Return each model to load, with its description and the chats that it answers."""
+    """Yield each model to load: its description, and the chats for its policies."""
     models = export.manifest.models
     policies = {name: policy for name, policy in export.manifest.policies.items() if policy.kind == "adapter"}
     cases = [case for episode in played for case in chats(episode, run)]
@@ -101,7 +101,7 @@ def jobs(
 
 
 def chats(episode: Episode, run: RunSettings) -> Iterator[dict[str, Any]]:
-    """What each agent has read, as messages and as ids, and what it has said."""
+    """Yield each agent's prompt, as messages and as ids, and its answer."""
     agents, by_id = {agent.role: agent for agent in run.agents}, {action.id: action for action in episode.actions}
     for action in episode.actions:
         agent = agents[action.agent]
@@ -120,7 +120,7 @@ def _said(action: Action) -> dict[str, Any]:
 
 
 def elsewhere(python: str, script: str, job: Row, cases: Sequence[Row], folder: Path) -> dict[str, Any]:
-    """What is said there, in a process of its own."""
+    """Run the other engine in its own process, and return its answers."""
     asked, said = folder / "asked.json", folder / "said.json"
     asked.write_text(json.dumps({**job, "cases": cases}), encoding="utf-8")
     subprocess.run([python, str(HERE / script), str(asked), str(said)], check=True, stdout=subprocess.DEVNULL)
@@ -129,7 +129,7 @@ def elsewhere(python: str, script: str, job: Row, cases: Sequence[Row], folder: 
 
 
 def compared(job: Row, cases: Sequence[Row], theirs: Row) -> list[dict[str, Any]]:
-    """A row for each policy: answers, those whose ids and text are ours, and the largest difference of a log-prob."""
+    """Return a row per policy: answers, matching answers, and the largest difference of a log-prob."""
     rows = []
     for policy in sorted({case["policy"] for case in cases}):
         mine = [number for number, case in enumerate(cases) if case["policy"] == policy]

@@ -1,14 +1,14 @@
-"""The demo, whose processes are killed (-9) again and again: is anything lost, counted twice or a reward of 0, and is
-as much learned?
+"""Kill processes of the demo (-9) again and again, and check that no episode is lost and that the team learns as much.
 
     python benchmarks/faults.py                                    # 200 kills in 300 steps: half an hour
     python benchmarks/faults.py --kills 10 --steps 20 --tasks 100 --undisturbed 1
-    python benchmarks/faults.py --engine "{ kind = 'vllm' }"       # an engine apart is killed too
-    python benchmarks/faults.py --cluster                          # the processes are those of a Ray cluster
+    python benchmarks/faults.py --engine "{ kind = 'vllm' }"       # also kill the separate engine
+    python benchmarks/faults.py --cluster                          # use the processes of a Ray cluster
 
-A kill comes at a moment of chance in a step, and meets a worker process or an engine apart. Every episode that was
-asked for must be recorded once, none as failed, and no task set aside. Beside it runs are trained of which nothing is
-killed, in one process, with seeds of their own. Writes results/faults.json and .md; ends with 1 where one is not.
+Each kill comes at a random moment of a step, and hits a worker process or a separate engine. Every requested episode
+must be recorded once. None may fail, or have a reward without having been played, and no task may be excluded.
+Otherwise the script exits with status 1. For comparison, it also trains runs without kills, in one process and with
+other seeds. Writes results/faults.json and .md.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from marft.trainer.train import train
 KINDS = {
     "worker": b"marft.rollout.workers.worker",
     "engine": b"marft.inference.subprocess_engine.",
-}  # what is in their command lines
+}  # text in the command line, by kind of process
 SUMS = ("workers_lost", "episodes_retried", "tasks_excluded", "engine_restarts")
 
 
@@ -48,11 +48,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--processes", type=int, default=2, help="workers")
-    parser.add_argument("--engine", default="", help="as a recipe has it; the in-process one")
+    parser.add_argument("--processes", type=int, default=2, help="number of worker processes")
+    parser.add_argument("--engine", default="", help="engine, as in a recipe; default: in process")
     parser.add_argument("--cluster", action="store_true", help="have Ray start the processes")
-    parser.add_argument("--undisturbed", type=int, default=3, help="runs of which nothing is killed")
-    parser.add_argument("--tasks", type=int, default=500, help="held-out, for the evaluation")
+    parser.add_argument("--undisturbed", type=int, default=3, help="number of runs without kills")
+    parser.add_argument("--tasks", type=int, default=500, help="held-out tasks of the evaluation")
     parser.add_argument("--output", type=Path, default=Path("runs/faults"))
     parser.add_argument("--results", type=Path, default=machine.RESULTS)
     arguments = parser.parse_args()
@@ -77,13 +77,13 @@ def main() -> None:
 
 
 def recipe(arguments: argparse.Namespace, name: str, options: Sequence[str]) -> RunSettings:
-    """The demo, as long as it is asked for."""
+    """Return the demo's recipe with the given number of steps."""
     given = ["--output", str(arguments.output), "--name", name, "--training.steps", str(arguments.steps)]
     return load_recipe("demo", [*given, "--device", "cpu", *options])
 
 
 def undisturbed(arguments: argparse.Namespace, number: int) -> float:
-    """What a run in one process learns, with a seed of its own."""
+    """Train a run without kills in one process, and return its accuracy."""
     run = recipe(arguments, f"undisturbed_{number}", ["--seed", str(number)])
     folder = RunFolder.create(run)
     train(run, folder)
@@ -91,7 +91,7 @@ def undisturbed(arguments: argparse.Namespace, number: int) -> float:
 
 
 def accuracy(run: RunSettings, folder: RunFolder, tasks: int) -> float:
-    """On held-out tasks, sampled."""
+    """Return the accuracy on held-out tasks, sampled."""
     (result,) = evaluate_checkpoints(run, folder, EvaluationPlan(["last"], ("sampled",), tasks), lambda *_: None)
     assert result.accuracy is not None
     return result.accuracy
@@ -114,16 +114,17 @@ def counted(run: RunSettings, folder: RunFolder) -> dict[str, Any]:
         "lost": wanted - len(keys),
         "twice": sum(count > 1 for count in keys.values()),
         "failed": failed,
-        "unplayed": unplayed,  # and yet with a reward
+        "unplayed": unplayed,  # scored, but without actions or transitions
         **{name: sum(float(row.get(name) or 0) for row in rows) for name in SUMS},
     }
 
 
 class Killer(Callback):
-    """Kills processes of the run, each at a moment of chance in a step of chance.
+    """Callback that kills processes of the run, each at a random moment of a random step.
 
     Args:
-        seed: of the moments, the steps and who is met.
+        kills: number of kills.
+        seed: seed of the moments, the steps and the victims.
     """
 
     def __init__(self, kills: int, seed: int) -> None:
@@ -132,7 +133,7 @@ class Killer(Callback):
         self._at = Counter[int]()  # kills by step
 
     def on_train_start(self, completed_steps: int, steps: int) -> None:  # noqa: ARG002
-        self._at.update(self._draw.choices(range(steps - 1), k=self.kills))  # the last is over when it is told
+        self._at.update(self._draw.choices(range(steps - 1), k=self.kills))  # none in the last step
         self._set_off(0, 1.0)
 
     def on_step_end(self, step: int, metrics: dict[str, float]) -> None:
@@ -141,11 +142,11 @@ class Killer(Callback):
     def _set_off(self, step: int, seconds: float) -> None:
         for _ in range(self._at[step]):
             timer = threading.Timer(self._draw.uniform(0.0, seconds), self._kill)
-            timer.daemon = True  # should the run end before it
+            timer.daemon = True  # the run may end first
             timer.start()
 
     def _kill(self) -> None:
-        while not (victims := list(processes())):  # all are being started
+        while not (victims := list(processes())):  # all processes are restarting
             time.sleep(0.1)
         kind, pid = self._draw.choice(victims)
         with contextlib.suppress(ProcessLookupError):
@@ -154,7 +155,7 @@ class Killer(Callback):
 
 
 def processes() -> Iterator[tuple[str, int]]:
-    """Worker processes and engines apart that this process has started, by kind, without the subreapers above them."""
+    """Yield this run's worker processes and separate engines, by kind, without the subreapers above them."""
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             words, pid = file.read_bytes(), int(file.parent.name)
@@ -164,28 +165,28 @@ def processes() -> Iterator[tuple[str, int]]:
 
 
 def is_ours(pid: int) -> bool:
-    """Whether a process descends from this one."""
+    """Return True if a process descends from this one."""
     while pid > 1 and pid != os.getpid():
         pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return pid == os.getpid()
 
 
 def save(arguments: argparse.Namespace, found: dict[str, Any]) -> None:
-    """The results, for people too."""
+    """Write the results as JSON and Markdown."""
     met = ", ".join(f"{count} of {kind}s" for kind, count in sorted(found["kills"].items()))
     where = "of a Ray cluster on one machine" if arguments.cluster else "on one machine"
     asked = f' --engine "{arguments.engine}"' * bool(arguments.engine) + " --cluster" * arguments.cluster
     lines = [
         f"The demo for {found['steps']} steps with {arguments.processes} worker processes {where}, engine "
-        f"{arguments.engine or 'in process'}: {sum(found['kills'].values())} kills ({met}) at moments of chance "
+        f"{arguments.engine or 'in process'}: {sum(found['kills'].values())} kills ({met}) at random moments "
         f"(`python benchmarks/faults.py{asked}`):",
         "",
-        f"- episodes: {found['wanted']} asked for, {found['recorded']} recorded; {found['lost']} lost, {found['twice']}"
-        f" recorded twice, {found['failed']} failed, {found['unplayed']} with a reward and nothing played",
-        f"- {found['workers_lost']:.0f} workers lost, {found['episodes_retried']:.0f} attempts played again, "
-        f"{found['tasks_excluded']:.0f} tasks set aside, {found['engine_restarts']:.0f} restarts of an engine",
-        f"- accuracy, sampled, on {arguments.tasks} tasks: {found['sampled']:.1%}; of runs in which nothing is killed: "
-        + (", ".join(f"{accuracy:.1%}" for accuracy in found["undisturbed"]) or "none was made"),
+        f"- episodes: {found['wanted']} requested, {found['recorded']} recorded; {found['lost']} lost, {found['twice']}"
+        f" recorded twice, {found['failed']} failed, {found['unplayed']} scored without having been played",
+        f"- {found['workers_lost']:.0f} workers lost, {found['episodes_retried']:.0f} attempts retried, "
+        f"{found['tasks_excluded']:.0f} tasks excluded, {found['engine_restarts']:.0f} engine restarts",
+        f"- accuracy, sampled, on {arguments.tasks} tasks: {found['sampled']:.1%}; of runs without kills: "
+        + (", ".join(f"{accuracy:.1%}" for accuracy in found["undisturbed"]) or "none"),
         f"- {found['seconds']:.0f} s",
     ]
     arguments.results.mkdir(parents=True, exist_ok=True)

@@ -1,13 +1,13 @@
-"""How much is lost where four sites keep their tasks and pass on adapters alone, beside one run that has all tasks.
+"""Compare federated training on four sites, which share only adapters, with one run on all tasks.
 
-    python benchmarks/federated.py --seeds 0 1 2       # goes on where it stopped; an hour of one core a seed
+    python benchmarks/federated.py --seeds 0 1 2       # an hour of one core per seed; resumes
 
-The demo's team and sums, as many episodes and steps for everybody: 30 steps of 16 tasks with four attempts each, or of
-4 tasks on each of four sites, in rounds of 5. Sites have the same kinds of tasks (skew 0), half of them of one kind of
-their own (0.5), or one kind alone (1), and average products or factors of their adapters, gossip on a ring, or learn
-alone. All teams are evaluated on the same held-out tasks of all kinds; where sites end with teams of their own, the
-mean over them. Tables are of all that was measured into ``--output``: seeds may be added arm by arm. Writes
-results/federated.json, .md and .svg.
+All arms use the demo's team and sums, with equal episodes and steps. There are 30 steps of 16 tasks with four attempts
+each, or of 4 tasks on each of four sites, in rounds of 5 steps. With skew 0, sites have the same kinds of tasks. With
+skew 0.5, half of a site's tasks are of one kind of its own; with skew 1, all are. Sites average products or factors of
+their adapters, gossip on a ring, or train alone. All teams are evaluated on the same held-out tasks of all kinds. If
+sites end with different teams, the result is their mean. Tables cover everything in ``--output``, so seeds can be
+added arm by arm. Writes results/federated.json, .md and .svg.
 """
 
 from __future__ import annotations
@@ -52,11 +52,13 @@ def main() -> None:
     parser.add_argument("--skews", type=float, nargs="+", default=[0.0, 0.5, 1.0])
     parser.add_argument("--arms", nargs="+", choices=[*ARMS, POOLED], default=[POOLED, *ARMS])
     parser.add_argument("--rounds", type=int, default=SETTINGS["rounds"])
-    parser.add_argument("--steps", type=int, default=SETTINGS["steps"], help="of a round")
-    parser.add_argument("--tasks-per-step", type=int, default=SETTINGS["tasks_per_step"], help="of all sites together")
-    parser.add_argument("--tasks", type=int, default=SETTINGS["tasks"], help="held-out ones")
+    parser.add_argument("--steps", type=int, default=SETTINGS["steps"], help="training steps per round")
+    parser.add_argument(
+        "--tasks-per-step", type=int, default=SETTINGS["tasks_per_step"], help="tasks per step of all sites together"
+    )
+    parser.add_argument("--tasks", type=int, default=SETTINGS["tasks"], help="held-out tasks")
     parser.add_argument("--output", type=Path, default=Path("runs/federated"))
-    parser.add_argument("--results", type=Path, default=machine.RESULTS, help="where the table is written")
+    parser.add_argument("--results", type=Path, default=machine.RESULTS, help="folder of the table")
     given = parser.parse_args()
     silence_transformers()
     for seed in given.seeds:
@@ -76,12 +78,12 @@ def main() -> None:
 
 
 def settings_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What a row was measured with."""
+    """Return the settings that a row was measured with."""
     return {key: row.get(key, usual) for key, usual in SETTINGS.items()}
 
 
 def measured(given: argparse.Namespace, arm: str, skew: float, seed: int) -> None:
-    """Keep what an arm comes to, played once."""
+    """Measure an arm once, and store its row."""
     name = f"{arm.replace(' ', '-')}-{skew:g}-{seed}"
     file = given.output / f"{name}.json"
     if not file.is_file():
@@ -93,8 +95,8 @@ def measured(given: argparse.Namespace, arm: str, skew: float, seed: int) -> Non
 
 
 def changes_of(tasks_per_step: int) -> dict[str, Any]:
-    """What every run here has in common."""
-    params = {"min_terms": 3, "max_terms": 3, "min_digits": 2, "max_digits": 2}  # the demo's
+    """Return the overrides that all runs share."""
+    params = {"min_terms": 3, "max_terms": 3, "min_digits": 2, "max_digits": 2}  # as in the demo
     return {
         "environment": {"name": "federated_world:Dealt", "dataset": "chain_sum", "params": params},
         "recipe_folder": str(HERE), "threads": 1, "sinks": [],
@@ -103,7 +105,7 @@ def changes_of(tasks_per_step: int) -> dict[str, Any]:
 
 
 def pooled(given: argparse.Namespace, name: str, seed: int) -> list[float]:
-    """Train one run on the tasks of all sites → its accuracy at the end."""
+    """Train one run on the tasks of all sites; return its accuracy at the end."""
     own = {"name": name, "output": str(given.output), "seed": seed, "training.steps": given.rounds * given.steps}
     run = load_recipe("demo", changes={**changes_of(given.tasks_per_step), **own})
     folder = RunFolder(given.output / name)
@@ -113,15 +115,15 @@ def pooled(given: argparse.Namespace, name: str, seed: int) -> list[float]:
 
 
 def federated(given: argparse.Namespace, name: str, arm: str, skew: float, seed: int) -> list[float]:
-    """Four sites."""
+    """Train four sites; return the accuracy of each distinct team at the end."""
     settings, folder = federation(given, name, arm, skew, seed), given.output / name
     federate(settings, folder, resume=(folder / IDENTITY_FILE).is_file())
-    sites = SITES if ARMS[arm]["name"] != "average" else SITES[:1]  # after an average all have the same team
+    sites = SITES if ARMS[arm]["name"] != "average" else SITES[:1]  # averaging gives all sites the same team
     return [accuracy(RunFolder(folder / "sites" / site / "run"), given.tasks) for site in sites]
 
 
 def federation(given: argparse.Namespace, name: str, arm: str, skew: float, seed: int) -> FederationSettings:
-    """Its settings."""
+    """Return the settings of the federation."""
     shared = changes_of(given.tasks_per_step // len(SITES))
     sites = {
         site: {"recipe": "demo",
@@ -133,7 +135,7 @@ def federation(given: argparse.Namespace, name: str, arm: str, skew: float, seed
 
 
 def accuracy(folder: RunFolder, tasks: int) -> float:
-    """The share of held-out tasks that a run's newest team solves, sampled."""
+    """Return the share of held-out tasks that a run's newest team solves, sampled."""
     (found,) = evaluate_checkpoints(
         folder.settings(),
         folder,
@@ -146,7 +148,7 @@ def accuracy(folder: RunFolder, tasks: int) -> float:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line for each arm, a column for each skew: the mean over seeds, and the least and the most.
+    """Return a line per arm and a column per skew: the mean over seeds, with minimum and maximum.
 
     >>> table([{"arm": "pooled", "skew": 0.0, "seed": 0, "accuracy": 0.9}])[-1]
     '| pooled | 90.0 % (90.0 to 90.0) |'
@@ -163,8 +165,9 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def differences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line for each arm and skew: what it is beyond one run of the same seed that has all tasks, with Student's
-    interval over seeds, and the worst team that any site ended with.
+    """Return a line per arm and skew: the difference to the run of the same seed on all tasks.
+
+    The line also has Student's interval over seeds, and the worst team that any site ended with.
 
     >>> one = {"skew": 0.0, "seed": 0}
     >>> two = [{**one, "arm": arm, "accuracy": x, "accuracies": [x]} for arm, x in (("pooled", 0.9), ("alone", 0.8))]
@@ -180,7 +183,7 @@ def differences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     for arm, skew in cases:
         mine = [row for row in rows if (row["arm"], row["skew"]) == (arm, skew) and row["seed"] in whole]
         if not mine:
-            continue  # nothing to hold it to yet
+            continue  # no run to compare with yet
         points = [100 * (row["accuracy"] - whole[row["seed"]]) for row in mine]
         over = ""
         if len(points) > 2:
@@ -192,7 +195,7 @@ def differences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def plot(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """How accurate each arm is by how much sites differ: the mean over seeds, between the least and the most."""
+    """Plot each arm's accuracy over skew: the mean over seeds, between minimum and maximum."""
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     axes = figure.subplots()
     for number, arm in enumerate(dict.fromkeys(row["arm"] for row in rows)):

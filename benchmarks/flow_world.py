@@ -1,7 +1,7 @@
-"""A planted world for flow networks: twelve kinds of steps, of which each kind of task needs three, in order.
+"""Planted world for flow networks: each kind of task needs three of twelve steps, in order.
 
-Who does a step may fall into its pitfall; what it is told can keep it from that. Three steps add nothing, and one
-spoils. What is best is known, so what is found can be held to it.
+An agent that does a step may slip, and advice can prevent the slip. Three steps add nothing, and one spoils the result.
+The best path is known, so results can be compared with it.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from marft_lab.flows.growth import INSTRUCTION_PREFIX
 from marft_lab.flows.network import Node
 from marft_lab.prompt_optimization.prompts import AttemptTranscript
 
-EACH_ALONE = ((1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1))  # of the kinds, one after the other
+EACH_ALONE = ((1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1))  # one kind at a time
 NO_IDS, NO_MARKS, NO_LOG_PROBS = np.zeros(0, np.int32), np.zeros(0, np.uint8), np.zeros(0, np.float32)
 
-SEATS = {  # who does which steps
+SEATS = {  # steps by agent
     "analyst": ("plan", "lookup", "compare"),
     "maker": ("compute", "convert", "draft"),
     "writer": ("report", "translate", "guess"),
@@ -50,7 +50,7 @@ SEATS = {  # who does which steps
 STEPS = tuple(step for steps in SEATS.values() for step in steps)
 SEAT_OF = {step: seat for seat, steps in SEATS.items() for step in steps}
 FILLERS, SPOILS = SEATS["editor"], "guess"
-NEEDS: Mapping[str, tuple[str, str, str]] = {  # of each kind of task, in order: the best path
+NEEDS: Mapping[str, tuple[str, str, str]] = {  # steps that each kind of task needs, in order: the best path
     "sums": ("plan", "compute", "report"),
     "prices": ("lookup", "convert", "report"),
     "letters": ("plan", "draft", "translate"),
@@ -62,7 +62,7 @@ PROMPTS = {
     "letters": ("Write a letter in French to client {a}.", "Write to client {b} a French letter."),
     "sizes": ("Which of the rivers {a} and {b} is longer?", "Which is the longer of rivers {b} and {a}?"),
 }
-TEXTS = {  # how a step is said; each has its name in it, and no other's
+TEXTS = {  # texts of each step; a text contains its step's name and no other
     "plan": ("The plan: first the parts {a}, later the rest.", "A plan of parts: {a} comes first, the rest later."),
     "lookup": ("By lookup in the table, entry {a} was found.", "Found by lookup: the entry {a} of the table."),
     "compare": ("To compare the two: {a} is above {b}.", "When I compare the two, {b} is above {a}."),
@@ -77,23 +77,23 @@ TEXTS = {  # how a step is said; each has its name in it, and no other's
     "polish": ("Some polish on style: phrase {a} is smooth.", "With polish the style of phrase {b} is smooth."),
 }
 ADVICE = {step: f"Mind the trap of {step}." for step in (*SEATS["analyst"], *SEATS["maker"], "report", "translate")}
-HURRY = "Hurry up."  # advice that does harm
-SLIP = "(it slipped)"  # how a step says that it fell into its pitfall
-OFTEN, ADVISED, HURRIED = 0.3, 0.02, 0.6  # how often it does: untold, told, told to hurry
-LUCK = 0.5  # how often a spoiled path succeeds all the same
+HURRY = "Hurry up."  # harmful advice
+SLIP = "(it slipped)"  # mark of a step that slipped
+OFTEN, ADVISED, HURRIED = 0.3, 0.02, 0.6  # probability of a slip: without advice, with advice, with harmful advice
+LUCK = 0.5  # probability that a spoiled path succeeds
 
 
 class Workshop(Environment):
-    """One walk through the workshop solves a task, or does not: what it needs was done in order, and did not slip.
+    """Environment whose tasks need three steps in order, without a slip.
 
-    Validation tasks are of all kinds alike, as many of each as skips need at a tolerance of one point. Half of the test
-    tasks are mixed like training tasks, the rest otherwise.
+    Validation has as many tasks of each kind as skips need at a tolerance of one point. Half of the test tasks have the
+    mix of the training tasks, and the rest another mix.
     """
 
     one_step = True
-    count: int = 800  # tasks, of training and of test
-    judges: int = 1280  # of validation
-    mix: tuple[float, ...] = (0.4, 0.3, 0.2, 0.1)  # of the kinds, in their order
+    count: int = 800  # training tasks, and test tasks
+    judges: int = 1280  # validation tasks
+    mix: tuple[float, ...] = (0.4, 0.3, 0.2, 0.1)  # shares of the kinds, in order
     other_mix: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4)
 
     def tasks(self, split: Split) -> list[Task]:
@@ -132,7 +132,7 @@ class WorkshopSession:
 
 
 def step_of(text: str) -> str:
-    """The step that a text does.
+    """Return the step that a text performs.
 
     >>> step_of("By lookup in the table, entry 12 was found.")
     'lookup'
@@ -142,7 +142,7 @@ def step_of(text: str) -> str:
 
 
 def solves(kind: str, said: Sequence[str], luck: float) -> bool:
-    """Whether what a task needs was done in order, without a slip."""
+    """Return True if all needed steps were done in order, without a slip. A spoiled path also needs luck."""
     waiting = list(NEEDS[kind])
     for text in said:
         if waiting and step_of(text) == waiting[0] and SLIP not in text:
@@ -152,8 +152,10 @@ def solves(kind: str, said: Sequence[str], luck: float) -> bool:
 
 
 def habit(task: Task) -> list[str]:
-    """What the team did before there was a network: half the time what another kind needs, with a needless step before
-    each, and now and then a guess."""
+    """Return the team's steps before there was a network.
+
+    Half of the time, the steps are those of a random kind. A needless step precedes each one, or sometimes a guess.
+    """
     random = Random(derive_seed(0, "habit", task.id))
     kind = task.data["kind"] if random.random() < 0.5 else random.choice(tuple(NEEDS))
     fillers = random.sample(FILLERS, 3)
@@ -163,14 +165,14 @@ def habit(task: Task) -> list[str]:
 
 
 def say(step: str, told: str, random: Random) -> str:
-    """Do a step, as one is told to."""
+    """Perform a step with the given advice."""
     text = random.choice(TEXTS[step]).format(a=random.randrange(10, 99), b=random.randrange(10, 99))
     often = HURRIED if HURRY in told else ADVISED if ADVICE.get(step, HURRY) in told else OFTEN
     return f"{text} {SLIP}" if step in ADVICE and random.random() < often else text
 
 
 def by_habit(cue: PolicyInput) -> str:
-    """A team with a router that follows the habit of the task."""
+    """Act as a team whose router follows the habit of the task."""
     steps = habit(cue.task)
     place = len(split_messages(cue.last_message)[1])
     if cue.role == "router":
@@ -179,15 +181,18 @@ def by_habit(cue: PolicyInput) -> str:
 
 
 def by_node(cue: PolicyInput) -> str:
-    """A team that does what its nodes are told."""
+    """Act as a team that follows the instructions of its nodes."""
     told = split_messages(cue.last_message.partition(INSTRUCTION_PREFIX)[2])[0]
     return say(step_of(told), told, cue.random)
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Plays a team by a script, as :class:`marft_lab.scripted_team.ScriptedTeam` does but on no threads and without
-    tokens: the organizations, sessions, seeds and texts are the same, and an action takes microseconds."""
+    """Player of scripted teams without threads and tokens.
+
+    Organizations, sessions, seeds and texts are those of :class:`marft_lab.scripted_team.ScriptedTeam`, but an action
+    takes microseconds.
+    """
 
     run: RunSettings
     environment: Workshop
@@ -231,19 +236,21 @@ class Bench:
 
 
 def at_once(coroutine: Coroutine[object, None, Step]) -> Step:
-    """What a coroutine comes to that waits for nothing."""
+    """Return the result of a coroutine that never suspends."""
     try:
         coroutine.send(None)
     except StopIteration as ended:
         found: Step = ended.value
         return found
-    raise AssertionError("it waits for something")
+    raise AssertionError("the coroutine suspended")
 
 
 @dataclass(slots=True)
 class PlantedCritic:
-    """Sees which step slipped and knows what helps, but says it only ``skill`` of the time: else it gives advice for
-    another step, or does harm."""
+    """Critic that sees which step slipped and knows the advice that helps.
+
+    It gives this advice with probability ``skill``. Otherwise the advice is for a random step, or harmful.
+    """
 
     seed: int
     skill: float = 0.5
@@ -262,7 +269,7 @@ class PlantedCritic:
 
 
 def recipe(seed: int, team: Mapping[str, object], router: bool) -> RunSettings:
-    """The workshop's team as a recipe: four agents that share a policy, and a router where there is no network."""
+    """Return the workshop's team as a recipe: four agents with one policy, and a router if there is no network."""
     agents = [{"role": role, "policy": "worker", "answers": role == "writer"} for role in SEATS]
     return parse_recipe(
         {

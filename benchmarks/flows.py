@@ -1,12 +1,12 @@
-"""Flow networks in a planted workshop of twelve steps: paths, instructions, skips, and what each of them is worth.
+"""Measure flow networks in a planted workshop of twelve steps: learned paths, reworded instructions, and skips.
 
-    python benchmarks/flows.py              # five seeds, about 40 seconds of one core each; goes on where it stopped
+    python benchmarks/flows.py              # five seeds, about 40 seconds of one core each; resumes
     python benchmarks/flows.py --seeds 1
 
-A network is grown from what a team did by habit (17 % solved). *edges*: its paths are learned; *text*: its nodes are
-reworded by a critic that is right half the time; *both*: one after the other; *skipped*: both, and then what adds
-nothing is passed by. Each is held to 400 test tasks of the same mix and 400 of another one, and to the best path, which
-is known. Writes results/flows.json, .md and .svg (the network of the first seed).
+The network grows from what a team did by habit (17 % solved). *edges* learns its paths. *text* rewords its nodes, with
+a critic that is right half of the time. *both* does one after the other. *skipped* does both, then skips nodes that
+add nothing. Each network plays 400 test tasks of the same mix and 400 of another, and is compared with the best path,
+which is known. Writes results/flows.json, .md and .svg (the network of the first seed).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def measured(seed: int, output: Path) -> list[Row]:
-    """The rows of a seed: read where they are kept, else measured, and kept."""
+    """Return the rows of a seed; measure and store them if they are missing."""
     path, settings = output / f"seed-{seed}.json", digest()
     if path.is_file():
         kept = json.loads(path.read_text())
@@ -79,7 +79,7 @@ def measured(seed: int, output: Path) -> list[Row]:
 
 
 def digest() -> str:
-    """What figures depend on."""
+    """Return a digest of everything that the figures depend on."""
     world = Path(flow_world.__file__).read_bytes()
     return hashlib.sha256(world + repr((GROWTH, LEARNING, IMPROVING, TOLERANCE)).encode()).hexdigest()[:16]
 
@@ -108,7 +108,7 @@ def rows_of(seed: int, output: Path) -> list[Row]:
 
 
 def figures(board: FlowEvaluator, network: FlowNetwork, test: Sequence[Any]) -> dict[str, object]:
-    """What a network does on test tasks, and what came of its critic's proposals."""
+    """Return a network's results on test tasks, and the counts of its critic's proposals."""
     solved = board.task_outcomes(network, test)
     named = {node.name: step_of(node.example) for node in network.nodes}
     paths = {
@@ -133,13 +133,13 @@ MIXES = ("same", "other")
 
 
 def leads(path: Sequence[str], kind: str) -> bool:
-    """Whether a path does what a kind of task needs, in order, and spoils nothing."""
+    """Return True if a path has the steps that a kind of task needs, in order, and spoils nothing."""
     waiting = iter(path)
     return SPOILS not in path and all(step in waiting for step in NEEDS[kind])
 
 
 def proposals(changes: Sequence[Change], named: Mapping[str, str]) -> dict[str, int]:
-    """Proposals that help, do harm and do nothing, and how many of each were accepted."""
+    """Count the proposals that help, harm or do nothing, and the accepted ones of each."""
     found = dict.fromkeys(("helps", "helps kept", "harms", "harms kept", "nothing", "nothing kept"), 0)
     for change in changes:
         words = change.after.removeprefix(change.before)
@@ -171,8 +171,8 @@ def table(rows: Sequence[Row]) -> str:
         "",
         f"Means of {len(seeds)} seeds, and half the width of their 95 % interval (Student's t). Skipping saves "
         f"{shown(saved, 100, ' %')} of the steps; it costs {shown(lost['same'], 100, ' points')} of success on the "
-        f"same mix and {shown(lost['other'], 100, ' points')} on the other. With learned paths the critic made "
-        f"{sums['helps']} proposals that help, of which {sums['helps kept']} were accepted, {sums['harms']} that do "
+        f"same mix and {shown(lost['other'], 100, ' points')} on the other. With learned paths, the critic made "
+        f"{sums['helps']} proposals that help ({sums['helps kept']} accepted), {sums['harms']} that do "
         f"harm ({sums['harms kept']} accepted), and {sums['nothing']} that do nothing "
         f"({sums['nothing kept']} accepted).",
     ]
@@ -180,7 +180,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def shown(values: Sequence[float], times: float, unit: str) -> str:
-    """A mean over seeds, ± half its interval."""
+    """Format a mean over seeds, ± half of its interval."""
     centre = times * float(np.mean(values))
     if len(values) < 2:
         return f"{centre:.1f}{unit}"

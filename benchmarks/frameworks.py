@@ -1,11 +1,11 @@
-"""Teams of other frameworks, as their examples have them: do they learn, and do all of them train?
+"""Train the example teams of other frameworks: whether they learn, and whether every example trains.
 
     python benchmarks/frameworks.py                    # teams that learn: 60 steps, three seeds, in this environment
-    python benchmarks/frameworks.py --two-steps        # two steps of every example; makes the environments they want
+    python benchmarks/frameworks.py --two-steps        # two steps of every example; creates their environments
 
-Their packages: ``pip install --constraint constraints.txt -e '.[frameworks]'``; CrewAI and AutoGen have an environment
-of their own (``--environments``), which is made at the first call. Writes results/frameworks.json, .md and .svg, and
-results/frameworks_two_steps.json and .md.
+Install their packages with ``pip install --constraint constraints.txt -e '.[frameworks]'``. CrewAI and AutoGen have
+environments of their own (``--environments``), which the first call creates. Writes results/frameworks.json, .md and
+.svg, and results/frameworks_two_steps.json and .md.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SEEDS = 3
 
 @dataclass(frozen=True)
 class Framework:
-    """An example and the packages that it wants in an environment of its own; none: in MARFT's."""
+    """An example, and the packages of its own environment. Without packages, it runs in MARFT's environment."""
 
     title: str
     packages: Sequence[str] = ()
@@ -81,7 +81,7 @@ def describe(row: Row) -> str:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """One line a framework."""
+    """Return a line per framework."""
     lines = [
         "| team | seeds | before, sampled | after: mean | 95 % over seeds | worst seed | greedy before | after "
         "| seconds a step |",
@@ -107,7 +107,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def plot(rows: Sequence[Row]) -> Figure:
-    """Accuracy while training: the mean over seeds and the band from lowest to highest."""
+    """Plot accuracy during training: the mean over seeds, with a band from minimum to maximum."""
     figure = Figure(figsize=(5.5, 3.2), layout="constrained")
     axes = figure.subplots()
     for name, title in LEARNING.items():
@@ -122,7 +122,7 @@ def plot(rows: Sequence[Row]) -> Figure:
 
 
 def two_steps(name: str, output: Path, environments: Path) -> Row:
-    """Two training steps of four episodes → how they ended, and what they took."""
+    """Train an example for two steps of four episodes; return the outcomes and the cost."""
     changes = ["--output", str(output), "--name", f"two-steps-{name}", "--device", "cpu", "--training.steps", "2"]
     changes += ["--rollout.tasks_per_step", "2", "--rollout.samples_per_task", "2"]
     if packages := ALL[name].packages:
@@ -136,7 +136,7 @@ def two_steps(name: str, output: Path, environments: Path) -> Row:
 
 
 def what_happened(run: RunSettings, folder: RunFolder) -> dict[str, Any]:
-    """Episodes by how they ended, actions by agent, and calls of tools that could be read."""
+    """Count episodes by outcome, actions by agent, and tool calls that could be parsed."""
     episodes = [episode for step in folder.recorded_steps() for episode in read_episodes(step)]
     actions = [action for episode in episodes for action in episode.actions]
     ended = [episode.status for episode in episodes]

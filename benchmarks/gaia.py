@@ -1,13 +1,13 @@
-"""Questions to be looked up (level 1 of ``gaia``): does a team learn, and more than one agent at equal tokens?
+"""Train a team and one agent on questions that need a search (level 1 of ``gaia``), at equal tokens.
 
-    python benchmarks/gaia.py                                # three seeds; it goes on where it stopped
+    python benchmarks/gaia.py                                # three seeds; resumes
     python benchmarks/gaia.py --seeds 0 --steps 20 --tasks 60
-    python benchmarks/gaia.py --only-table                   # from what is there
+    python benchmarks/gaia.py --only-table                   # from stored results
 
-The recipe ``gaia`` (a searcher and an answerer) is trained as it ships, and beside it ``gaia_single``, one agent of the
-same model, until it has sampled as many tokens. Base and last checkpoint are evaluated on the same held-out questions,
-each attempted four times, sampled as in training: accuracy, pass@4 and pass^4, with intervals that draw questions and
-neither attempts nor seeds, and the two arms on the same questions. Writes results/gaia.json and results/gaia.md.
+The team is the recipe ``gaia`` as it ships: a searcher and an answerer. ``gaia_single``, one agent with the same model,
+trains until it has sampled as many tokens. Base and last checkpoint attempt the same held-out questions four times
+each, sampled as in training. The table shows accuracy, pass@4 and pass^4. Intervals resample questions, but not
+attempts or seeds. Both arms are compared on the same questions. Writes results/gaia.json and results/gaia.md.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ NAMES = ("accuracy", f"pass@{ATTEMPTS}", f"pass^{ATTEMPTS}")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=0, help="of the team; 0: as the recipe has it")
-    parser.add_argument("--tasks", type=int, default=200, help="held-out, for each evaluation")
-    parser.add_argument("--threads", type=int, default=1, help="of torch")
+    parser.add_argument("--steps", type=int, default=0, help="training steps of the team; 0 uses the recipe's")
+    parser.add_argument("--tasks", type=int, default=200, help="held-out tasks per evaluation")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads")
     parser.add_argument("--output", type=Path, default=Path("runs/gaia"))
     parser.add_argument("--results", type=Path, default=machine.RESULTS)
-    parser.add_argument("--only-table", action="store_true", help="of what has been measured")
+    parser.add_argument("--only-table", action="store_true", help="only write the table, from stored results")
     arguments = parser.parse_args()
     path = arguments.results / "gaia.json"
     changes = [*(["--training.steps", str(arguments.steps)] if arguments.steps else [])]
@@ -58,13 +58,11 @@ def measure(
     """Train one run, evaluate it before and after, and add it to the results.
 
     Raises:
-        ValueError: the results are of other settings.
+        ValueError: the stored results have other settings.
     """
     found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"settings": settings, "runs": {}}
     if found["settings"] != settings:
-        raise ValueError(
-            f"{path} was measured with {found['settings']}, not {settings}; name another folder: --results"
-        )
+        raise ValueError(f"{path} was measured with {found['settings']}, not {settings}; use another --results folder")
     if f"{arm}-{seed}" in found["runs"]:
         return
     folder = trained("gaia", world, arm, seed, arguments)
@@ -80,7 +78,7 @@ def measure(
 
 
 def counted(folder: RunFolder, tasks: int) -> dict[str, dict[str, float]]:
-    """By checkpoint and held-out question, the share of attempts that solved it."""
+    """Return the share of attempts that solved a question, by checkpoint and held-out question."""
     run = load_recipe(folder.config_path)
     found = evaluate_checkpoints(
         run, folder, EvaluationPlan(["base", "last"], ("sampled",), tasks, attempts=ATTEMPTS), lambda *_: None
@@ -89,7 +87,7 @@ def counted(folder: RunFolder, tasks: int) -> dict[str, dict[str, float]]:
 
 
 def by_question(outcomes: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Ratio]]:
-    """By question, its accuracy, pass@4 and pass^4 over several runs together: runs are asked the same questions."""
+    """Return accuracy, pass@4 and pass^4 by question, over several runs that share the questions."""
     of_runs = [
         compute_pass_ratios({task: (ATTEMPTS, round(share * ATTEMPTS)) for task, share in of.items()}, ATTEMPTS)
         for of in outcomes
@@ -99,7 +97,7 @@ def by_question(outcomes: Sequence[Mapping[str, float]]) -> dict[str, dict[str, 
 
 
 def shares_of(outcomes: Sequence[Mapping[str, float]]) -> list[str]:
-    """Accuracy, pass@4 and pass^4 of several runs together, each with the interval that draws questions."""
+    """Return accuracy, pass@4 and pass^4 over several runs, with intervals that resample questions."""
     questions = by_question(outcomes)
     cells = []
     for name in next(iter(questions.values())):
@@ -111,7 +109,7 @@ def shares_of(outcomes: Sequence[Mapping[str, float]]) -> list[str]:
 
 
 def table(runs: Mapping[str, Any]) -> list[str]:
-    """A line for each arm, before and after, and what one agent is beyond the team on the same questions."""
+    """Return a line per arm, before and after, and the difference of the single agent on the same questions."""
     head = ["who", "", "seeds", *NAMES, "tokens sampled in training", "minutes a run"]
     lines = [f"| {' | '.join(head)} |", f"| --- | --- | ---: |{' ---: |' * 5}"]
     trained_ones: dict[str, list[Mapping[str, float]]] = {}
@@ -134,7 +132,7 @@ def table(runs: Mapping[str, Any]) -> list[str]:
 
 
 def differences(team: Sequence[Mapping[str, float]], alone: Sequence[Mapping[str, float]]) -> list[str]:
-    """What one agent is beyond the team, drawing questions that both were asked."""
+    """Return the difference of one agent to the team, with intervals that resample their shared questions."""
     lines = ["| one agent − the team, trained | points | 95 % |", "| --- | ---: | --- |"]
     before, after = by_question(team), by_question(alone)
     for name, label in zip(next(iter(before.values())), NAMES, strict=True):

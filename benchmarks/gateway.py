@@ -1,10 +1,10 @@
-"""What the gateway costs: milliseconds a request of a program over HTTP, against a seat that is called here.
+"""Measure the cost of the gateway: milliseconds per request over HTTP, compared with a direct call.
 
     python benchmarks/gateway.py [--requests 8] [--episodes 1 32 256]
 
-The engine answers at once, so that what is measured is all but sampling: rendering, recording, HTTP, threads.
-An episode asks one agent so often, one request after the other, each a conversation of its own. Times are a crowd's:
-its seconds over all its requests. Memory is what the process has grown by at its largest.
+The engine answers immediately. So the figures cover everything but sampling: rendering, recording, HTTP, threads. An
+episode sends its requests to one agent in sequence, and each request is a new conversation. A time is the seconds of
+all concurrent episodes, divided by their requests. Memory is the growth of the process's peak.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from marft_serve.gateway.program import Program
 
 
 class AtOnce:
-    """An engine that has said it already."""
+    """Engine that returns a fixed answer immediately."""
 
     def __init__(self, tokens: Sequence[int], text: str) -> None:
         self.tokens, self.text = np.array(tokens, np.int32), text
@@ -60,7 +60,7 @@ class AtOnce:
         return Completion(self.tokens, np.full(len(self.tokens), -1.0, np.float32), self.text, "stop")
 
     async def choose(self, *_: object, **__: object) -> tuple[Choice, VersionRange]:
-        raise AssertionError("the programs of this benchmark choose nothing")
+        raise AssertionError("the programs of this benchmark make no choices")
 
     @contextmanager
     def external_wait(self) -> Iterator[None]:
@@ -68,7 +68,7 @@ class AtOnce:
 
 
 class Sums(Environment):
-    """An environment and its sessions: one step, in which nothing is graded."""
+    """Environment and session in one: a single step without grading."""
 
     def tasks(self, split: str) -> list[Task]:  # noqa: ARG002
         return []
@@ -87,7 +87,7 @@ class Sums(Environment):
 
 
 class Here(Organization):
-    """The same as the program, in MARFT's words."""
+    """Organization that does the same as the program, without HTTP."""
 
     requests: int = 1
 
@@ -98,7 +98,7 @@ class Here(Organization):
 
 
 def program(requests: int) -> Program:
-    """One connection an episode, as clients keep them."""
+    """Return a program with one connection per episode, as real clients have."""
 
     def solve(task: Task, clients: Mapping[str, Client]) -> None:
         parts = urlsplit(clients["solver"].base_url)
@@ -119,7 +119,7 @@ def program(requests: int) -> Program:
 
 
 def seconds(organization: Organization, episodes: int) -> float:
-    """How long a crowd of episodes takes."""
+    """Return the seconds of a number of concurrent episodes."""
     tokenizer = load_tokenizer(ModelSettings(path="tiny"))
     assert isinstance(tokenizer.eos_token_id, int)
     ids = tokenizer.encode("The answer is 41.", add_special_tokens=False)
@@ -130,7 +130,7 @@ def seconds(organization: Organization, episodes: int) -> float:
     )  # fmt: skip
     attempts = [Attempt(Task(f"t{number}", ""), "bench") for number in range(episodes)]
     try:
-        asyncio.run(play_all(game, attempts[:1], 1))  # what is made once is made
+        asyncio.run(play_all(game, attempts[:1], 1))  # warm up what is created only once
         began = time.perf_counter()
         played = asyncio.run(play_all(game, attempts, episodes))
         took = time.perf_counter() - began
@@ -142,8 +142,8 @@ def seconds(organization: Organization, episodes: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=8, help="of each episode, one after the other")
-    parser.add_argument("--episodes", type=int, nargs="+", default=[1, 32, 256], help="at the same time")
+    parser.add_argument("--requests", type=int, default=8, help="requests per episode, in sequence")
+    parser.add_argument("--episodes", type=int, nargs="+", default=[1, 32, 256], help="numbers of concurrent episodes")
     arguments = parser.parse_args()
     print("| episodes at once | here, ms a request | over HTTP, ms a request | grown by, MiB |")
     print("| --- | --- | --- | --- |")

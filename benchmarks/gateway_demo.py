@@ -1,10 +1,11 @@
-"""The whole demo three times: as its recipe has it, as a plain program around an OpenAI client, as a LangGraph graph.
+"""Train the whole demo three times: with its recipe, as a program with an OpenAI client, and as a LangGraph graph.
 
-    python benchmarks/gateway_demo.py                  # LangGraph: pip install -e '.[frameworks]', else it is left out
+    python benchmarks/gateway_demo.py                  # LangGraph needs: pip install -e '.[frameworks]'; else skipped
     python benchmarks/gateway_demo.py --steps 5 --tasks 40
 
-All are evaluated on the same held-out tasks, and their last adapters, critics and every step's metrics (but the times)
-are compared to the bit. Writes results/gateway_demo.json and .md. One thread, so that sums have one order.
+All teams are evaluated on the same held-out tasks. The last adapters, the critics and every step's metrics, except for
+times, are compared bit by bit. Runs use one thread, so that sums have one order. Writes results/gateway_demo.json and
+.md.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ TIMES = (
     "workers_lost",
     "episodes_retried",
     "tasks_excluded",
-)  # parts of names of what may differ
+)  # parts of the names of metrics that may differ
 WEIGHTS = (
     "critic.safetensors",
     "policies/reasoner/adapter_model.safetensors",
@@ -50,8 +51,8 @@ WEIGHTS = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, help="of the demo's; all of them")
-    parser.add_argument("--tasks", type=int, default=500, help="held-out, for each evaluation")
+    parser.add_argument("--steps", type=int, help="training steps; default: the demo's")
+    parser.add_argument("--tasks", type=int, default=500, help="held-out tasks per evaluation")
     parser.add_argument("--output", type=Path, default=Path("runs/gateway_demo"))
     parser.add_argument("--results", type=Path, default=machine.RESULTS)
     arguments = parser.parse_args()
@@ -70,7 +71,7 @@ def main() -> None:
 
 
 def trained(output: Path, steps: int | None, changes: tuple[str, ...]) -> RunFolder:
-    """The demo, from its beginning."""
+    """Train the demo from the beginning."""
     shutil.rmtree(output, ignore_errors=True)
     length = () if steps is None else ("--training.steps", str(steps))
     run = load_recipe("demo", ["--output", str(output), "--device", "cpu", "--threads", "1", *length, *changes])
@@ -80,7 +81,7 @@ def trained(output: Path, steps: int | None, changes: tuple[str, ...]) -> RunFol
 
 
 def accuracies(folder: RunFolder, tasks: int) -> dict[str, float | None]:
-    """Of the last checkpoint, played by its own team: greedy and sampled."""
+    """Return the greedy and sampled accuracy of the last checkpoint, played by its own team."""
     found = evaluate_checkpoints(
         folder.settings(), folder, EvaluationPlan(["last"], ("greedy", "sampled"), tasks), lambda *_: None
     )
@@ -88,7 +89,7 @@ def accuracies(folder: RunFolder, tasks: int) -> dict[str, float | None]:
 
 
 def differences(one: RunFolder, other: RunFolder) -> dict[str, int]:
-    """In how many files of weights, and in how many steps' metrics, a run is not another."""
+    """Count the weight files, and the steps with metrics, that differ between two runs."""
     last = [CheckpointManager(folder, folder.settings().checkpoints).find("last") for folder in (one, other)]
     files = sum((last[0] / name).read_bytes() != (last[1] / name).read_bytes() for name in WEIGHTS)
     rows = [list(timeless(folder)) for folder in (one, other)]

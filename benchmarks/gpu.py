@@ -1,12 +1,12 @@
-"""All that is asked of a machine with a GPU, and what it answered: ``make gpu``.
+"""Test a machine with a GPU, and measure the demo on it: ``make gpu``.
 
-    python benchmarks/gpu.py                 # on a machine with one; elsewhere it says so and ends with 2
-    python benchmarks/gpu.py --device cpu    # try the questions out, results to --results alone
+    python benchmarks/gpu.py                 # exits with status 2 if the machine has no GPU
+    python benchmarks/gpu.py --device cpu    # try the script on a CPU, with results in --results
 
-First the tests of ``tests/marft/trainer/test_gpu.py`` (decoding and learning as the CPU does, half precision, who waits
-for the GPU, memory), and those of vLLM where MARFT_VLLM names a Python that has it. Then steps of the demo in float32
-and bfloat16: seconds by phase, tokens a second, peak memory. Writes results/gpu/<machine>.json and .md, and ends with 1
-where a test failed.
+The script first runs ``tests/marft/trainer/test_gpu.py``: decoding and learning as on a CPU, half precision, GPU idle
+time, memory. If MARFT_VLLM names a Python with vLLM, it also runs the vLLM tests. Then it trains the demo for some
+steps in float32 and bfloat16, and measures seconds by phase, tokens per second and peak memory. It exits with status 1
+if a test failed. Writes results/gpu/<machine>.json and .md.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(
             "no GPU here: torch finds none "
             f"({'its build has no CUDA' if torch.version.cuda is None else 'is a driver installed?'}). "
-            "Run make gpu on a machine that has one, or try it out with: python benchmarks/gpu.py --device cpu"
+            "Run make gpu on a machine with a GPU, or try the script with: python benchmarks/gpu.py --device cpu"
         )
         return NO_GPU
     code, said = tested(arguments.device)
@@ -65,7 +65,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def tested(device: str) -> tuple[int, list[str]]:
-    """Ask the tests → 0 where all passed, and a line for each that did not or was left out, with the sum at the end."""
+    """Run the tests; return 0 if all pass, a line per failed or skipped test, and the summary line."""
     answer = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *FILES],
         cwd=ROOT, env={**os.environ, "MARFT_GPU": device}, capture_output=True, text=True, check=False,
@@ -79,7 +79,7 @@ def tested(device: str) -> tuple[int, list[str]]:
 
 
 def demo(device: str, dtype: str, steps: int) -> dict[str, float]:
-    """The last of some steps of the demo, and the most memory that the device gave."""
+    """Train the demo for some steps; return the last step's metrics, and the peak of allocated device memory."""
     silence_transformers()
     with tempfile.TemporaryDirectory() as output:
         words = {
@@ -97,7 +97,7 @@ def demo(device: str, dtype: str, steps: int) -> dict[str, float]:
 
 
 def name_of(described: Mapping[str, Any]) -> str:
-    """A file's name for a machine.
+    """Return a file name for a machine.
 
     >>> name_of({"device": "NVIDIA H100 80GB HBM3", "processor": "Xeon"})
     'nvidia-h100-80gb-hbm3'

@@ -1,10 +1,10 @@
-r"""Whether answers to mathematics are graded right: right ones, wrong ones, and ones that are written to do harm.
+r"""Check that answers to mathematics are graded correctly: right answers, wrong answers, and hostile ones.
 
     python benchmarks/graders.py ../shared/data/math_train.jsonl ../shared/data/gsm8k_train.jsonl
 
-Every gold answer of the files is to be accepted in three forms; wrong answers that are made of them (others' answers,
-off by one, other units, near-miss sets and intervals, changed signs, permuted tuples, …) are to be rejected; and
-whatever is written to do harm is to end in time, with the next answer graded as ever. Writes results/graders.md.
+The grader must accept every gold answer of the files, in three forms. It must reject wrong answers made from them:
+other tasks' answers, off by one, other units, near-miss sets and intervals, changed signs, permuted tuples, etc.
+It must finish every hostile answer in time, and grade the next answer as usual. Writes results/graders.md.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OTHER_UNITS = {"cm": "m", "feet": "miles", "miles": "feet", "inches": "feet", "h
 
 
 class Case(NamedTuple):
-    """What is written in the place of a gold answer, and what kind of mistake it is."""
+    """A gold answer, the text given instead, and the kind of mistake."""
 
     kind: str
     gold: str
@@ -46,7 +46,7 @@ class Case(NamedTuple):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", type=Path, nargs="+")
-    parser.add_argument("--wrong", type=int, default=1000, help="wrong answers of each sample; 0: all that can be made")
+    parser.add_argument("--wrong", type=int, default=1000, help="number of sampled wrong answers; 0 uses all")
     parser.add_argument("--results", type=Path, default=machine.RESULTS)
     arguments = parser.parse_args()
     grader = Grader(TIMEOUT)
@@ -65,13 +65,13 @@ def main() -> None:
 
 
 def golds(file: Path) -> list[str]:
-    """The right answers of a file of problems, in its order; problems without one have none."""
+    """Return the right answers of a file of problems, in order. Problems without one are left out."""
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line.strip()]
     return [gold for row in rows if (gold := reference_answer(str(row["answer"])))]
 
 
 def accepted(grader: Grader, files: Mapping[str, Sequence[str]]) -> list[str]:
-    """Every gold answer in every form → a table, and those that are not taken."""
+    """Grade every gold answer in every form; return a table, and the rejected answers."""
     page = ["## Right answers", "", "| file | answers | different ones | accepted, in three forms | seconds |"]
     page.append("| --- | --- | --- | --- | --- |")
     missed = list[str]()
@@ -84,11 +84,11 @@ def accepted(grader: Grader, files: Mapping[str, Sequence[str]]) -> list[str]:
         taken = len(cases) - len(wrong_ones)
         counts = f"{len(found):,} | {len(set(found)):,} | {taken:,} of {len(cases):,}"
         page.append(f"| {name} | {counts} | {time.perf_counter() - began:.0f} |")
-    return [*page, "", *(missed or ["None is missed."]), ""]
+    return [*page, "", *(missed or ["No right answer was rejected."]), ""]
 
 
 def rejected(grader: Grader, cases: Sequence[Case]) -> list[str]:
-    """Wrong answers → a table by kind, and those that are taken all the same."""
+    """Grade wrong answers; return a table by kind, and the answers that were not rejected."""
     verdicts = graded(grader, cases)
     page = ["## Wrong answers", "", "| mistake | answers | rejected |", "| --- | --- | --- |"]
     for kind in sorted({case.kind for case in cases}):
@@ -100,8 +100,12 @@ def rejected(grader: Grader, cases: Sequence[Case]) -> list[str]:
 
 
 def attacked(grader: Grader) -> list[str]:
-    """What is written to do harm → how each ended, and whether the next answer was graded as ever."""
-    page = ["## Written to do harm", "", "| answer | ended as | seconds |", "| --- | --- | --- |"]
+    """Grade hostile answers; return how each ended.
+
+    Raises:
+        AssertionError: a hostile answer took too long, or changed the grades of the next answers.
+    """
+    page = ["## Hostile answers", "", "| answer | ended as | seconds |", "| --- | --- | --- |"]
     for name, said in ATTACKS.items():
         began = time.perf_counter()
         verdict = graded(grader, [Case(name, "5", said)])[0]
@@ -114,7 +118,7 @@ def attacked(grader: Grader) -> list[str]:
 
 
 def graded(grader: Grader, cases: Sequence[Case]) -> list[bool | str]:
-    """What the grader says of each; why not, where it cannot say."""
+    """Return the grader's verdict on each answer, or its error message."""
 
     def verdict(case: Case) -> bool | str:
         try:
@@ -137,7 +141,7 @@ def sampled(cases: Sequence[Case], count: int) -> list[Case]:
 
 
 def value(gold: str) -> Fraction | None:
-    """What a gold answer is worth, where it is a plain number."""
+    """Return the value of a gold answer that is a plain number; None otherwise."""
     plain = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", re.sub(r"\\[!,$]| ", "", gold))
     if match := _FRACTION.fullmatch(plain):
         return Fraction(int(match[1] + match[2]), int(match[3]) or 1)
@@ -169,7 +173,7 @@ def wrong(found: Sequence[str]) -> list[Case]:
 
 
 def off(number: Fraction) -> Iterator[tuple[str, str]]:
-    """A number and what is near it."""
+    """Yield near misses of a number."""
     yield "off by one", str(number + 1)
     yield "two answers", f"{number}, {number + 1}"
     yield "a set", rf"\{{{number}, {number + 1}\}}"
@@ -185,7 +189,7 @@ def off(number: Fraction) -> Iterator[tuple[str, str]]:
 
 
 def tuples(gold: str) -> Iterator[tuple[str, str]]:
-    """Tuples: permuted, shorter, longer, as sets."""
+    """Yield wrong tuples: permuted, shorter, longer, as sets."""
     if not _TUPLE.fullmatch(gold) or is_interval(gold):
         return
     parts = [part.strip() for part in gold[1:-1].split(",")]
@@ -197,7 +201,7 @@ def tuples(gold: str) -> Iterator[tuple[str, str]]:
 
 
 def intervals(gold: str) -> Iterator[tuple[str, str]]:
-    """Intervals: one end open instead of closed, or elsewhere."""
+    """Yield wrong intervals: one end open instead of closed, or elsewhere."""
     inner = gold[1:-1].split(",")
     if not is_interval(gold) or len(inner) != 2 or gold[-1] not in ")]":
         return
@@ -211,7 +215,7 @@ def intervals(gold: str) -> Iterator[tuple[str, str]]:
 
 
 def lists(gold: str) -> Iterator[tuple[str, str]]:
-    """Lists of numbers: one left out, one too many, one wrong."""
+    """Yield wrong lists of numbers: one left out, one too many, one wrong."""
     if not _LIST.fullmatch(gold) or value(gold) is not None:
         return
     numbers = [int(number) for number in gold.split(",")]
@@ -221,7 +225,7 @@ def lists(gold: str) -> Iterator[tuple[str, str]]:
 
 
 def units(gold: str) -> Iterator[tuple[str, str]]:
-    """The same number in another unit."""
+    """Yield the same number in another unit."""
     match = _UNIT.fullmatch(gold)
     if match and match[3] in OTHER_UNITS:
         yield "another unit", rf"{match[1]}\text{{ {OTHER_UNITS[match[3]]}}}"

@@ -1,13 +1,17 @@
-"""Do guards name what goes wrong, and are they silent where nothing does? Runs of the demo team, clean and spoiled.
+"""Check that guards name planted failures of the demo team, and stay silent in clean runs.
 
-    python benchmarks/guards.py --first-seed 300         # all, as in the results; goes on where it stopped
-    python benchmarks/guards.py --only collapse,returned # some; the stored rows of the others stay
+    python benchmarks/guards.py --first-seed 300         # all studies, as in the results; resumes
+    python benchmarks/guards.py --only collapse,returned # some studies; keeps the stored rows of the others
 
-What is spoiled: a learning rate a hundred times too high (`collapse`; `returned` goes back by itself), a reward term
-with a loophole that pays for quoting the task (`hack`), one that grades against a lost key, so that the answering agent
-need not look at anything (`collusion`), and an adapter that is replaced by noise after training, which `marft compare
---fail-if` has to name (`regression`). `clean` and `clean_token` are the demo as it is, over seeds that no threshold was
-chosen on. Accuracy is that of a run's last five steps. Writes results/guards.json and .md.
+Planted failures:
+
+- `collapse`: a learning rate a hundred times too high. `returned` also rolls back automatically.
+- `hack`: a reward term with a loophole that pays for quoting the task.
+- `collusion`: a reward term that grades against a lost key, so that the answering agent can ignore its input.
+- `regression`: noise instead of an adapter after training. `marft compare --fail-if` must name it.
+
+`clean` and `clean_token` are the unchanged demo, on seeds that no threshold was chosen on. Accuracy is that of a run's
+last five steps. Writes results/guards.json and .md.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ from marft.runs.state import read_record
 from marft.trainer.learner import Learner
 from marft.trainer.train import train
 
-LEARNING_RATE = 5e-4  # of the demo
+LEARNING_RATE = 5e-4  # as in the demo
 HOT = {"algorithm.optimizer.learning_rate": 100 * LEARNING_RATE}
 HACK = [
     {"name": "outcome", "weight": 0.25},
@@ -57,7 +61,7 @@ STUDIES: dict[str, dict[str, Any]] = {
 }
 RECIPES = {"clean_token": "demo_token"}
 SEEDS = {"clean": 5, "returned": 3, "collusion": 3, "clean_token": 2}
-TEXT = Path(__file__).parents[1] / "LICENSE"  # which no task of these shows
+TEXT = Path(__file__).parents[1] / "LICENSE"  # no task contains this text
 NOISY = ("reasoner", "actor")
 GATES = (
     "accuracy < -5%", "agents.reasoner.message_tokens > +10%", "agents.reasoner.message_tokens < -10%",
@@ -71,10 +75,10 @@ def main() -> None:
     parser.add_argument(
         "--seeds",
         type=int,
-        help="of each study; by default 5 of clean, 3 of returned, collusion, 2 of clean_token, 1 else",
+        help="seeds per study; default: 5 for clean, 3 for returned and collusion, 2 for clean_token, 1 for others",
     )
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--name", default="guards", help="of the results")
+    parser.add_argument("--name", default="guards", help="file name of the results")
     given = parser.parse_args()
     silence_transformers()
     only, output = given.only.split(","), given.output / given.name
@@ -93,7 +97,7 @@ def main() -> None:
 
 
 def trained(study: str, seed: int, steps: int, output: Path) -> Row:
-    """A run to its end, from wherever it stands → what its guards have raised, with the first step of each."""
+    """Train a run to its end, resuming it; return each raised guard with its first step."""
     changes = {"output": str(output), "name": f"{study}-{seed}", "seed": seed, "training.steps": steps}
     changes |= {"threads": 1, "checkpoints.every": 10, "guards.held_out_text.path": str(TEXT)}
     run = load_recipe(RECIPES.get(study, "demo"), changes={**changes, **STUDIES[study]})
@@ -121,11 +125,13 @@ def trained(study: str, seed: int, steps: int, output: Path) -> Row:
 
 
 def regression(output: Path, seed: int, tasks: int, agent: str) -> Row:
-    """The clean run's team with an agent's adapter replaced by noise of the same size, held against it by the command
-    that stands in a pipeline."""
+    """Replace an agent's adapter in the clean team by noise, and compare both teams with the command of a CI pipeline.
+
+    The noise has the standard deviation of the weights.
+    """
     began, clean, noisy = time.perf_counter(), output / f"clean-{seed}", output / f"noisy-{agent}-{seed}"
     if not (clean / "checkpoints").is_dir():
-        raise SystemExit(f"{clean} is not there; run --only clean first")
+        raise SystemExit(f"{clean} is missing; run --only clean first")
     shutil.rmtree(noisy, ignore_errors=True)
     run = load_recipe(RunFolder(clean).config_path, changes={"name": noisy.name})
     with open_rollout_runner(run) as rollouts:
@@ -151,7 +157,7 @@ def regression(output: Path, seed: int, tasks: int, agent: str) -> Row:
 
 def markdown(rows: list[Row]) -> str:
     lines = [
-        "Accuracy: mean of the last five steps. Raised: each guard, with the first step in which it was.",
+        "Accuracy: mean of the last five steps. Raised: each guard with its first step.",
         "",
         "| study | seed | accuracy | raised | goes back |",
         "| --- | --- | --- | --- | --- |",
@@ -163,9 +169,9 @@ def markdown(rows: list[Row]) -> str:
         lines.append(f"| {row['study']} | {row['seed']} | {row['accuracy']:.1%} | {raised} | {backs} |")
     for row in rows:
         if "exit" in row:
-            lines += ["", f"`{row['study']}`, seed {row['seed']}: `marft compare` ended with {row['exit']}.", ""]
+            lines += ["", f"`{row['study']}`, seed {row['seed']}: `marft compare` exits with {row['exit']}.", ""]
             lines += [f"- {sentence}" for sentence in row["said"]]
-    lines += ["", "What was said:", ""]
+    lines += ["", "Messages:", ""]
     lines += [f"- {row['study']}, seed {row['seed']}: {sentence}" for row in runs for sentence in row["said"]]
     return "\n".join(lines) + "\n"
 

@@ -1,10 +1,10 @@
-"""What guards take of a training step of the demo: their metrics of texts, the probes of agents, and the looks at them.
+"""Measure what guards cost in a training step of the demo: their text metrics, agent probes and checks.
 
     python benchmarks/guards_cost.py
 
-Each of the three is timed where a run calls it; a step is what ``metrics.jsonl`` says it took, the first left out.
-What they make others do, such as scores under the base that would not be needed otherwise, is no part of it. Writes
-results/guards_cost.md, with the machine's load before and after.
+Each part is timed where a run calls it. The time of a step is from ``metrics.jsonl``, without the first step. Indirect
+costs are not included, such as scores under the base that only guards need. Writes results/guards_cost.md, with the
+machine's load before and after.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from marft.runs.run_folder import RunFolder
 from marft.trainer.diagnostics import Diagnostics
 from marft.trainer.train import train
 
-PARTS = {  # by what they are called: where a run finds them
+PARTS = {  # name → owner and attribute of the function
     "metrics of texts": (metrics, "compute_text_metrics"),
     "probes of agents": (Diagnostics, "measure"),
     "looks at all metrics": (GuardMonitor, "check"),
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def measure(steps: int) -> tuple[list[float], dict[str, list[float]], tuple[float, float]]:
-    """Seconds of steps, those of each part in each of them, and the machine's load before and after."""
+    """Return the seconds of each step, of each part by step, and the machine's load before and after."""
     taken = {name: timed(*where) for name, where in PARTS.items()}
     before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as output:
@@ -59,7 +59,7 @@ def measure(steps: int) -> tuple[list[float], dict[str, list[float]], tuple[floa
 
 
 def timed(owner: Any, name: str) -> list[float]:
-    """Put a clock around a function for the rest of this process → the seconds of its calls, as they come."""
+    """Time a function for the rest of this process; return the growing list of its calls' seconds."""
     function: Callable[..., Any] = getattr(owner, name)
     seconds: list[float] = []
 
@@ -75,12 +75,12 @@ def timed(owner: Any, name: str) -> list[float]:
 
 
 def page(seconds: list[float], parts: dict[str, list[float]], load: tuple[float, float], steps: int) -> str:
-    """The page: medians over steps, and the share that all parts together are of all steps."""
+    """Return the page: medians over steps, and the share of all parts in all steps."""
     about = machine.describe()
     rows = [f"| {name} | {1000 * median(of):.1f} ms | {sum(of) / sum(seconds):.2%} |" for name, of in parts.items()]
     whole = sum(map(sum, parts.values())) / sum(seconds)
     return "\n".join([
-        "# What guards take of a step", "",
+        "# Cost of guards in a step", "",
         f"`python benchmarks/guards_cost.py --steps {steps}`: the demo, {len(seconds)} steps after the first, "
         f"{median(seconds):.2f} s each (median); {about['processor']}, {about['cores']} cores, load "
         f"{load[0]:.1f} before and {load[1]:.1f} after.", "",

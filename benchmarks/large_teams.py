@@ -1,11 +1,11 @@
-"""One recipe for teams of 1, 2, 4, 6, 8 and 12: does each end near its ceiling, in every one of five seeds?
+"""Train teams of 1, 2, 4, 6, 8 and 12 agents with one recipe, and compare each with its ceiling, over five seeds.
 
-    python benchmarks/large_teams.py --ceiling    # what each team could earn at its agents' skill, before training
-    python benchmarks/large_teams.py              # the runs, the control last; goes on where it stopped
+    python benchmarks/large_teams.py --ceiling    # maximum accuracy at the agents' skill before training
+    python benchmarks/large_teams.py              # all runs, the control last; resumes
 
-The recipe is the preset ``marft-team`` at the demo's learning rate, 60 steps of 32 episodes; the control is ``marft``
-as it is, with 8 and 12 agents. Finished runs are kept in results/large_teams.json, whoever measured them: what is there
-is not run again. Writes also large_teams.md and .svg, and large_teams_ceiling.json.
+The recipe is the preset ``marft-team`` at the demo's learning rate, with 60 steps of 32 episodes. The control is the
+unchanged preset ``marft`` with 8 and 12 agents. Finished runs are stored in results/large_teams.json, and not repeated
+on any machine. Also writes large_teams.md and .svg, and large_teams_ceiling.json.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from marft.config import parse_recipe, to_toml
 NAME = "large_teams"
 SEEDS, STEPS, STEPS_PER_POINT = 5, 60, 2
 RULES: Mapping[str, Sequence[int]] = {"marft-team": SIZES, "marft": (8, 12)}  # preset → sizes
-WANTED = 0.95  # of the ceiling
-FALL = 0.2  # below the best so far, over six steps (192 episodes)
+WANTED = 0.95  # share of the ceiling
+FALL = 0.2  # drop below the best so far, over six steps (192 episodes)
 Ceilings = Mapping[str, Any]
 
 
 def jobs(tasks: int, output: str) -> list[Job]:
-    """Every run, the control last, those of a seed together: what is done first says most."""
+    """Return every job, the control last and the jobs of a seed together: the most informative runs come first."""
     return [
         job_of(rule, size, seed, tasks, output)
         for rule, sizes in RULES.items()
@@ -52,12 +52,12 @@ def job_of(rule: str, size: int, seed: int, tasks: int, output: str) -> Job:
 
 
 def settings(job: Job) -> str:
-    """All that a run's figures depend on, wherever it is written."""
+    """Return all settings that a run's figures depend on. The output folder has a fixed value."""
     return to_toml(job.run.model_copy(update={"output": "runs"})) + f"# {job.tasks} held-out tasks\n"
 
 
 def reread(stored: str) -> str:
-    """What :func:`settings` says of a row's settings today; as they were, where they are no recipe any more."""
+    """Return stored settings in today's format. Settings that are no longer a valid recipe stay unchanged."""
     try:
         run = parse_recipe(tomllib.loads(stored))
     except ValueError:
@@ -66,9 +66,9 @@ def reread(stored: str) -> str:
 
 
 def known(wanted: Sequence[Job], rows: Sequence[Row]) -> dict[str, Row]:
-    """The rows of the jobs that have one, by name; of other settings none counts.
+    """Return the stored rows of the jobs by name. Rows with other settings do not count.
 
-    A row is read as the recipe that it is: a setting that came after it has the default, which is what the run had.
+    A setting that is newer than a row has its default, which is what the run used.
     """
     stored = {reread(row["settings"]): row for row in rows}
     return {job.run.name: stored[settings(job)] for job in wanted if settings(job) in stored}
@@ -80,7 +80,7 @@ def describe(row: Row) -> str:
 
 
 def fell(row: Row) -> bool:
-    """Whether training accuracy, over six steps, ended far below the best six in a row."""
+    """Return True if training accuracy, over six steps, ended far below its best."""
     curve = smooth(row["curves"]["accuracy"])
     return bool(curve[-1] < curve.max() - FALL)
 
@@ -132,7 +132,7 @@ def ceiling_table(ceilings: Ceilings) -> str:
 
 
 def plot(rows: Sequence[Row], ceilings: Ceilings) -> Figure:
-    """Training accuracy, a panel a size, with the ceiling."""
+    """Plot training accuracy with the ceiling, a panel per size."""
     figure = Figure(figsize=(11, 5.6), layout="constrained")
     for axes, size in zip(figure.subplots(2, 3, sharey=True).flat, SIZES, strict=True):
         for rule in RULES:
@@ -169,10 +169,10 @@ def save_ceilings(results: Path, attempts: int) -> None:
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("--ceiling", action="store_true", help="measure the ceilings, and train nothing")
-    parser.add_argument("--attempts", type=int, default=300, help="episodes that a ceiling is measured on")
-    parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="teams to run")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="of each team, from 0 on")
+    parser.add_argument("--ceiling", action="store_true", help="measure the ceilings, without training")
+    parser.add_argument("--attempts", type=int, default=300, help="episodes per ceiling")
+    parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="team sizes, separated by commas")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="seeds per team, from 0 on")
     parser.set_defaults(tasks=200)
     arguments = parser.parse_args()
     if arguments.ceiling:

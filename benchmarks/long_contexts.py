@@ -1,14 +1,13 @@
-"""Time and memory by the length of a prompt: what is played, and what is learned, with and without shared prefixes.
+"""Measure time and memory by prompt length, for playing and learning, with and without shared prefixes.
 
-    python benchmarks/long_contexts.py                # each case in a process of its own; it goes on where it stopped
-    python benchmarks/long_contexts.py --minutes 2.5  # begins no further case after so long
-    python benchmarks/long_contexts.py --smollm2 DIR  # on SmolLM2, as tools/smollm2.py makes it; up to 4,096 tokens
+    python benchmarks/long_contexts.py                # each case in its own process; resumes
+    python benchmarks/long_contexts.py --minutes 2.5  # starts no further case after this time
+    python benchmarks/long_contexts.py --smollm2 DIR  # SmolLM2 from tools/smollm2.py; up to 4,096 tokens
 
-Four attempts at one task, under one LoRA of rank 8 on a random Llama (4 layers, hidden 128, intermediate 384, 4 heads,
-2 key heads; context 32,768). *Playing*: all four read the prompt, write an action of 1,024 tokens each, and read the
-prompt of their next turn: what was said, and 64 tokens more. *Learning*: log-probs of the four actions and the gradient
-of their sum, in micro-batches of 8,192 tokens. Memory is what the process had at most, less what it had with the model
-loaded.
+Four attempts at one task share a LoRA of rank 8 on a random Llama (4 layers, hidden 128, intermediate 384, 4 heads,
+2 key heads; context 32,768). *Playing*: all four read the prompt and write an action of 1,024 tokens each. Then they
+read the prompt of their next turn, which adds 64 tokens. *Learning*: log-probs of the four actions and the gradient of
+their sum, in micro-batches of 8,192 tokens. Memory is the process's peak minus its memory with the loaded model.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ KINDS = ("playing", "playing, shared", *WORDS)
 
 
 def save_model(folder: Path) -> None:
-    """A random model."""
+    """Save a random model."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4,
@@ -70,7 +69,7 @@ def load(folder: Path, recompute: bool) -> Backbone:
 
 
 def texts(prompt: int) -> tuple[np.ndarray, list[np.ndarray]]:
-    """A prompt and the actions of its attempts."""
+    """Return random ids of a prompt, and of the action of each attempt."""
     random = np.random.default_rng(0)
     return random.integers(3, VOCABULARY, prompt).astype(np.int32), [
         random.integers(3, VOCABULARY, ACTION).astype(np.int32) for _ in range(ATTEMPTS)
@@ -78,7 +77,7 @@ def texts(prompt: int) -> tuple[np.ndarray, list[np.ndarray]]:
 
 
 def play(backbone: Backbone, prompt: int, shared: bool) -> dict[str, float]:
-    """Two turns of every attempt."""
+    """Play two turns of every attempt."""
     ids, _ = texts(prompt)
     random = np.random.default_rng(1)
     batch = RunningBatch(backbone, (), lambda: Detokenizer(lambda _: ""), 2**30 if shared else 0)
@@ -105,7 +104,7 @@ def play(backbone: Backbone, prompt: int, shared: bool) -> dict[str, float]:
 
 
 def learn(backbone: Backbone, prompt: int, shared: bool) -> dict[str, float]:
-    """Scores of all actions, and their gradient."""
+    """Score all actions, and compute their gradient."""
     ids, actions = texts(prompt)
     samples = [
         Sample(
@@ -134,7 +133,7 @@ def learn(backbone: Backbone, prompt: int, shared: bool) -> dict[str, float]:
 
 
 def measure(kind: str, prompt: int, folder: Path) -> dict[str, float]:
-    """One case in this process."""
+    """Measure one case in this process."""
     keep_freed_memory()
     backbone = load(folder, "recomputed" in kind or "both" in kind)
     what = play if kind.startswith("playing") else learn
@@ -145,13 +144,13 @@ def measure(kind: str, prompt: int, folder: Path) -> dict[str, float]:
 
 
 def most_memory_mb() -> int:
-    """What this process has had resident at most (Linux)."""
+    """Return the peak resident memory of this process, in MiB (Linux)."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(status["VmHWM"].split()[0]) // 1024
 
 
 def table(results: dict[str, Any]) -> str:
-    """The results as Markdown."""
+    """Return the results as Markdown."""
     lines = [
         "| prompt | | tokens asked for | computed | first prompt | 1,024 tokens written | next prompt | memory |",
         "| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
@@ -181,10 +180,10 @@ def table(results: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", help="KIND @ PROMPT: measure it in this process and print JSON")
-    parser.add_argument("--folder", type=Path, help="the model of --case")
-    parser.add_argument("--smollm2", type=Path, help="a folder with SmolLM2 in the place of a random model")
-    parser.add_argument("--minutes", type=float, default=60.0, help="begin no further case after so long")
+    parser.add_argument("--case", help="KIND @ PROMPT: measure this case in this process and print JSON")
+    parser.add_argument("--folder", type=Path, help="folder of the model for --case")
+    parser.add_argument("--smollm2", type=Path, help="folder with SmolLM2, instead of a random model")
+    parser.add_argument("--minutes", type=float, default=60.0, help="start no further case after this many minutes")
     arguments = parser.parse_args()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -1,10 +1,10 @@
-"""What a long episode costs: tokens of prompts that are computed at each step, with and without reuse, and memory.
+"""Measure the cost of long episodes: prompt tokens computed at each step, with and without reuse, and memory.
 
     python benchmarks/long_episodes.py
 
-Two agents with a memory of their own answer a short question at each step, on the bundled tiny model; every case is a
-process of its own. *Computed* are tokens of prompts that were computed at a step, of one episode: with reuse those that
-are new, without it the whole conversation once more. Writes results/long_episodes.json and .md.
+Two agents with their own memory answer a short question at each step, on the bundled tiny model. Every case runs in its
+own process. *Computed* counts the prompt tokens computed per step of an episode. With reuse these are only the new
+tokens; without reuse, the whole conversation again. Writes results/long_episodes.json and .md.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ QUESTION = "State the final answer to the following arithmetic problem: {} + {} 
 
 
 class Questions(Environment):
-    """As many questions as an episode has steps; each observation is new, and none repeats what was shown."""
+    """Environment with a new question at each step."""
 
     steps: Count = 8
 
@@ -62,7 +62,7 @@ class Asking:
 
 
 def recipe(steps: int, reuse: bool) -> dict[str, Any]:
-    """Two agents with a memory."""
+    """Return the recipe of two agents with memory."""
     agents = [
         {"role": role, "policy": "solver", "instructions": f"You are the {role}.", "memory": "own",
          "answers": role == "actor", "sampling": {"max_new_tokens": 8}}
@@ -79,7 +79,7 @@ def recipe(steps: int, reuse: bool) -> dict[str, Any]:
 
 
 def measured(steps: int, reuse: bool) -> dict[str, float]:
-    """All episodes of one length, in this process."""
+    """Play all episodes of one length in this process, and return the figures."""
     with LocalRolloutRunner(parse_recipe(recipe(steps, reuse))) as rollouts:
         tasks: Any = rollouts.run.environment
         attempts = [Attempt(task, "play", sample) for task in tasks.tasks("train") for sample in range(SAMPLES)]
@@ -102,7 +102,7 @@ def measured(steps: int, reuse: bool) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", help="one case: steps, and 1 with reuse or 0 without, as 8,1")
+    parser.add_argument("--only", help="one case: steps, and 1 with reuse or 0 without, such as 8,1")
     parser.add_argument("--results", type=Path, default=machine.RESULTS)
     arguments = parser.parse_args()
     if arguments.only:
@@ -124,7 +124,7 @@ def main() -> None:
 
 
 def table(rows: Sequence[dict[str, float]]) -> list[str]:
-    """A line for each length."""
+    """Return a line per length."""
     with_and_without = [f"{what}, with | without" for what in ("seconds", "MB")]
     heads = ["steps", "prompts' tokens, a step", "computed a step, with reuse | without", *with_and_without]
     lines = [f"| {' | '.join(heads)} |", f"|{' ---: |' * 8}"]

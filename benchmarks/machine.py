@@ -1,4 +1,4 @@
-"""What a benchmark ran on (processor, cores, the float32 matrix rate that floors are counted against) and took."""
+"""Description of the machine (processor, cores, float32 matrix rate for floors), and measurement of resources."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def matmul_rate(size: int = 2048, seconds: float = 1.5, dtype: torch.dtype = torch.float32) -> float:
-    """Best matrix-multiplication rate of several tries, in operations a second."""
+    """Return the best matrix-multiplication rate of several tries, in operations per second."""
     a, b = (torch.randn(size, size).to(dtype) for _ in range(2))
     best, began = float("inf"), time.perf_counter()
     while time.perf_counter() - began < seconds:
@@ -38,7 +38,7 @@ def describe() -> dict[str, Any]:
 
 
 class Watch(threading.Thread):
-    """The most memory, threads and open files that this process had (Linux)."""
+    """Thread that records the peak memory, threads and open files of this process (Linux)."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -58,7 +58,7 @@ class Watch(threading.Thread):
 
 
 def footprint() -> dict[str, int]:
-    """Resident memory, threads and open files of this process now (Linux)."""
+    """Return the current resident memory, threads and open files of this process (Linux)."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return {
         "memory_mb": int(status["VmRSS"].split()[0]) // 1024,

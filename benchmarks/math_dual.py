@@ -1,12 +1,12 @@
-"""The paper's own setting, bundled as ``math_dual``, for a few steps on a real model: seconds and memory.
+"""Train the paper's own setting, bundled as ``math_dual``, for a few steps on a real model: seconds and memory.
 
     python benchmarks/math_dual.py math_train.jsonl --model runs/models/smollm2
     python benchmarks/math_dual.py math_train.jsonl --model Qwen/Qwen2.5-Coder-3B-Instruct --device cuda
 
-The file has a problem and its ``answer`` in a line. Two agents of 512 new tokens, four episodes a step, MARFT at action
-level with the paper's hyper-parameters. Nothing is learned in two steps: what is shown is that it runs, and what it
-takes. It goes on where it stopped. Writes results/math_dual.json and .md, with an estimate of the memory for this model
-and for the recipe's own.
+Each line of the file has a problem and its ``answer``. Two agents write up to 512 new tokens each, four episodes per
+step. The algorithm is MARFT at action level with the paper's hyperparameters. Two steps are too few to learn; they show
+that the setting runs, and its cost. An interrupted run resumes. Writes results/math_dual.json and .md, with memory
+estimates for this model and for the recipe's own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What of a model its memory depends on."""
+    """Sizes of a model that determine its memory."""
 
     hidden: int
     layers: int
@@ -42,7 +42,7 @@ class Sizes:
     key_heads: int
     head: int  # features of an attention head
     vocabulary: int
-    bytes: int  # of a number: 4 in float32, 2 in bfloat16
+    bytes: int  # bytes per number: 4 in float32, 2 in bfloat16
 
     @property
     def parameters(self) -> int:
@@ -61,23 +61,25 @@ class Sizes:
 
     @property
     def cache(self) -> int:
-        """Bytes of the keys and values of one token."""
+        """Bytes of one token's keys and values."""
         return 2 * self.layers * self.key_heads * self.head * self.bytes
 
     @property
     def activations(self) -> int:
-        """Bytes that one token's forward keeps for its backward: of a layer, the inputs and outputs of its norms,
-        projections, attention and feed-forward part, each once."""
+        """Bytes that one token's forward pass keeps for its backward pass.
+
+        Each layer keeps the inputs and outputs of its norms, projections, attention and feed-forward part once.
+        """
         kept = 6 * self.hidden + (2 * self.heads + 2 * self.key_heads) * self.head + 3 * self.feed_forward
         return self.layers * kept * self.bytes
 
 
-QWEN_3B = Sizes(2048, 36, 11008, 16, 2, 128, 151936, bytes=2)  # Qwen2.5-Coder-3B-Instruct, as its config.json has it
+QWEN_3B = Sizes(2048, 36, 11008, 16, 2, 128, 151936, bytes=2)  # Qwen2.5-Coder-3B-Instruct, from its config.json
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("path", type=Path, help="problems, one a line, with an answer each")
+    parser.add_argument("path", type=Path, help="file with one problem and its answer per line")
     parser.add_argument("--model", required=True)
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--device", default="auto")
@@ -99,7 +101,7 @@ def main() -> None:
 
 
 def measured(run: RunSettings) -> dict[str, Any]:
-    """Train the run, from wherever it stands → what each step took, and the most memory."""
+    """Train the run to its end, resuming it; return each step's cost, and the peak memory."""
     silence_transformers()
     folder = RunFolder(Path(run.output) / run.name)
     train(run, folder, resume=folder.has_progress())
@@ -115,8 +117,10 @@ def measured(run: RunSettings) -> dict[str, Any]:
 
 
 def estimates(sizes: Sizes, steps: list[dict[str, float]], most: int) -> dict[str, dict[str, float]]:
-    """This model with the tokens that a step read, ``most`` at a time, and the recipe's own with micro-batches of two
-    sizes."""
+    """Estimate the memory of this model and of the recipe's own model.
+
+    This model's micro-batches have the tokens of a step, at most ``most``. The recipe's own model has two sizes.
+    """
     return {
         "this model": estimate(sizes, min(most, int(max(step["read_tokens"] for step in steps)))),
         "Qwen2.5-Coder-3B, bfloat16, micro-batches of 8,192 tokens": estimate(QWEN_3B, 8192),
@@ -143,18 +147,19 @@ def sizes_of(config: PretrainedConfig, bytes: int) -> Sizes:
 
 
 def estimate(sizes: Sizes, tokens: int) -> dict[str, float]:
-    """GiB of what is known of a model's sizes, for eight actions of a step with at most 1,024 tokens each.
+    """Estimate the memory in GiB from a model's sizes, for eight actions per step with at most 1,024 tokens each.
 
     Args:
-        tokens: of a micro-batch, whose activations are kept until its gradient is there.
+        sizes: sizes of the model.
+        tokens: tokens of a micro-batch. Their activations stay until the gradient is computed.
     """
     parts = {
         "weights": sizes.parameters * sizes.bytes,
         "adapters": 2 * 16 * sizes.adapter,  # two policies; weights, gradient and Adam in float32
-        "cache": 4 * 1024 * sizes.cache,  # of four episodes, whose agents act one after the other
+        "cache": 4 * 1024 * sizes.cache,  # four episodes; their agents act in sequence
         "activations": tokens * sizes.activations,
     }
-    sampling, learning = parts["cache"], parts["activations"]  # not at the same time
+    sampling, learning = parts["cache"], parts["activations"]  # never at the same time
     total = parts["weights"] + parts["adapters"] + max(sampling, learning)
     return {name: value / GIB for name, value in {**parts, "total": total}.items()}
 
@@ -174,7 +179,7 @@ def table(result: dict[str, Any]) -> str:
         f"{result['peak_bytes'] / GIB:.1f} GiB at most "
         f"({result['machine']['processor']}, {result['machine']['threads']} thread(s), {result['machine']['device']}).",
         "",
-        "Estimated from sizes (GiB), without what libraries take and what computing needs for a moment:",
+        "Estimates from the model's sizes (GiB), without the memory of libraries and temporary buffers:",
         "",
         "| model | weights | adapters | cache | activations | at most |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",

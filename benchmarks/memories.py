@@ -1,16 +1,21 @@
-"""Every memory system, by budget and construction: what it costs to write and to read, and what comes of it.
+"""Compare all memory systems by budget and construction: the cost of writing and reading, and the quality of the texts.
 
     python benchmarks/memories.py                                # minutes of one core
-    python benchmarks/memories.py --readers FOLDER tiny-memory   # and what two models make of what was read
+    python benchmarks/memories.py --readers FOLDER tiny-memory   # also the answers of two models
 
-Conversations of the world ``memory`` in plain words are written piece by piece, talk included; each line that says
-something has the key of what it is about. *Fresh* are the facts that were changed, asked for right after the piece
-that changed them, of which the new value is read and the old one not. *Held* are questions after the conversation all
-of whose facts are in what was read; *right* those that the world's script, a flawless reader, answers from it, and
-where nobody mentioned what is asked says so. Tokens are words and marks; costs are of a whole conversation, and ms of
-this machine. ``learned`` is written by the world's script, a writer that reads its notes and drops nothing.
+Conversations of the world ``memory`` in plain words are written piece by piece, including small talk. Each line with a
+fact has a key that names its subject.
 
-*At once* are a thousand memories in one process: what they hold, and by how much that process grew. Writes
+- *Fresh*: changed facts, asked for right after the piece that changed them. The text must hold the new value, and not
+  the old one.
+- *Held*: questions after the conversation whose facts are all in the text that was read.
+- *Right*: questions that the world's script answers correctly from that text. The script is a flawless reader. It must
+  also recognize questions about facts that the conversation never mentions.
+
+Tokens are words and punctuation marks. Costs are per conversation; times are in ms on this machine. For ``learned``,
+the world's script is the writer: it reads its notes and drops nothing.
+
+*At once* fills a thousand memories in one process, and reports their size and the growth of the process. Writes
 results/memories.json and .md.
 """
 
@@ -40,13 +45,13 @@ from marft.envs.scripted_policy import PolicyInput
 from marft_envs.memory.conversations import Chunk, Question, contains_fact, grade_answer
 from marft_envs.memory.environment import Memory, MemoryScript, parse_fact
 
-BUDGETS = (16, 48, 160)  # tokens of a read
+BUDGETS = (16, 48, 160)  # tokens per read
 CONSTRUCTIONS = ("eager", "batched", "lazy")
 BATCH = 8
 PATHS = ("write", "read", "total")
 PEOPLE, DAYS, FACTS, TALK, QUESTIONS = 6, 16, 3, 2, 10
 AT_ONCE, ENTRIES, TOGETHER, CAPACITY = 1000, 300, 10, 65_536
-HUGE = 1_000_000  # tokens: a writer reads all its notes
+HUGE = 1_000_000  # budget in tokens, so that a writer reads all its notes
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ class Conversation:
 
 @dataclass
 class Outcome:
-    """What one system did with conversations."""
+    """Results of one system over several conversations."""
 
     write: Cost = field(default_factory=Cost)
     read: Cost = field(default_factory=Cost)
@@ -69,7 +74,7 @@ class Outcome:
 
 
 def conversations(count: int) -> list[Conversation]:
-    """Of the world, the same each time."""
+    """Return conversations of the world, the same each time."""
     keys: dict[str, Any] = {
         "style": "plain", "people": PEOPLE, "days": DAYS, "facts": FACTS, "filler_lines": TALK, "questions": QUESTIONS
     }  # fmt: skip
@@ -82,7 +87,7 @@ def conversations(count: int) -> list[Conversation]:
 
 
 def entries(chunk: Chunk) -> list[Entry]:
-    """The lines of a piece, each with the key of what it is about, where it says something."""
+    """Return a piece's lines as entries. A line with a fact has the key of its subject."""
     found = []
     for line in chunk.lines:
         fact = parse_fact(line, chunk.date, "plain")
@@ -93,7 +98,7 @@ def entries(chunk: Chunk) -> list[Entry]:
 
 
 async def write(name: str, store: MemoryStore, chunk: Chunk) -> None:
-    """A piece, by whoever writes."""
+    """Write a piece as entries; for ``learned``, the world's script writes it."""
     if name != "learned":
         await store.write(entries(chunk))
         return
@@ -104,7 +109,7 @@ async def write(name: str, store: MemoryStore, chunk: Chunk) -> None:
 
 
 def answer(question: str, texts: Sequence[str]) -> str:
-    """What a flawless reader says."""
+    """Return the answer of a flawless reader."""
     shown = "\n".join((*(texts or ("(nothing)",)), "", f"Question: {question}"))
     return MemoryScript(1.0, "plain")(
         PolicyInput(Task("", ""), "answerer", 0, [{"role": "user", "content": shown}], Random(0))
@@ -112,7 +117,7 @@ def answer(question: str, texts: Sequence[str]) -> str:
 
 
 async def play(name: str, store: MemoryStore, conversation: Conversation, budget: int, outcome: Outcome) -> None:
-    """One conversation through one memory."""
+    """Run one conversation through one memory."""
     values: dict[tuple[str, str], str] = {}
     for chunk in conversation.chunks:
         await write(name, store, chunk)
@@ -140,7 +145,7 @@ async def play(name: str, store: MemoryStore, conversation: Conversation, budget
 
 
 def tried(name: str, budget: int, construction: str, some: Sequence[Conversation]) -> Outcome:
-    """A system on conversations, with a new memory each."""
+    """Run a system on conversations, each with a new memory."""
     made: Any = find_plugin("memories", name)
     part = made(construction=construction, batch=BATCH)
     outcome = Outcome()
@@ -182,7 +187,7 @@ async def _filled(name: str) -> list[MemoryStore]:
 
 
 def at_once(name: str) -> dict[str, Any]:
-    """A thousand memories in this process, filled side by side."""
+    """Fill a thousand memories concurrently in this process, and return their sizes."""
     before = machine.footprint()["memory_mb"]
     with machine.Watch() as watch:
         stores = asyncio.run(_filled(name))
@@ -200,7 +205,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[object]], texts: int) ->
 
 
 def written(result: dict[str, Any]) -> str:
-    """The tables."""
+    """Return the tables as Markdown."""
     size = f"{result['conversations']} conversations of {DAYS} pieces, {QUESTIONS} questions each"
     parts = [f"Memory systems on {size}; batches of {BATCH}; ms of {result['machine']['processor']}.", ""]
     heads = ["system", "construction", "budget"]
@@ -217,8 +222,8 @@ def written(result: dict[str, Any]) -> str:
         for row in result["at_once"]
     ]
     bound = AT_ONCE * CAPACITY / 2**20
-    about = f"{AT_ONCE:,} memories at once, {ENTRIES} entries written to each; {CAPACITY:,} bytes are allowed to each, "
-    about += f"{bound:.1f} MiB together."
+    about = f"{AT_ONCE:,} concurrent memories with {ENTRIES} entries each. The limit is {CAPACITY:,} bytes each, "
+    about += f"{bound:.1f} MiB in total."
     parts += [
         about,
         "",
@@ -238,7 +243,7 @@ def written(result: dict[str, Any]) -> str:
             body.append([cell["system"], cell["budget"], f"{cell['held']} of {cell['asked']}", *shares])
         parts += [
             "",
-            "What two models answer right of the questions whose facts they were given.",
+            "Right answers of two models, among the questions whose facts they were given.",
             "",
             table(heads, body, 1),
         ]
@@ -248,9 +253,13 @@ def written(result: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--conversations", type=int, default=20)
-    parser.add_argument("--readers", nargs="*", default=[], help="models: names or folders")
-    parser.add_argument("--read", type=int, default=20, help="conversations that models read")
-    parser.add_argument("--at-once", choices=sorted(bundled_plugins("memories")), help="this alone, printed as JSON")
+    parser.add_argument("--readers", nargs="*", default=[], help="models that read: names or folders")
+    parser.add_argument("--read", type=int, default=20, help="number of conversations that models read")
+    parser.add_argument(
+        "--at-once",
+        choices=sorted(bundled_plugins("memories")),
+        help="measure only this system at once, and print JSON",
+    )
     parser.add_argument("--results", type=Path, default=machine.RESULTS)
     arguments = parser.parse_args()
     if arguments.at_once:

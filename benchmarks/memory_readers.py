@@ -1,6 +1,6 @@
-"""What models make of texts that a memory gave: the capability floor of ``agents/memories.py``.
+"""Answers of models from texts that a memory returned: the capability floor of ``benchmarks/memories.py``.
 
-A smaller sister of ``tiny-memory``, made by the same tool from the same games in as many steps, comes of
+This command makes a smaller variant of ``tiny-memory``, from the same games and in as many steps:
 
     python tools/tiny/worlds.py memory --layers 2 --intermediate 64 --output memory-shallow
 """
@@ -17,13 +17,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from marft.config.bundled import resolve_path
 from marft_envs.memory.conversations import Question, grade_answer
 
-TOLD = "You are the answerer. Answer from the notes in few words, or say: not mentioned"  # as the recipe memory has it
+TOLD = "You are the answerer. Answer from the notes in few words, or say: not mentioned"  # as in the recipe memory
 NEW_TOKENS = 8
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A question, what was read for it, and whether all its facts are in that."""
+    """A question, the texts read for it, and whether they hold all its facts."""
 
     texts: tuple[str, ...]
     question: Question
@@ -31,10 +31,10 @@ class Asked:
 
 
 class Reader:
-    """A model that answers greedily, each prompt once.
+    """Model that answers greedily, and answers each prompt only once.
 
     Args:
-        path: a bundled model's name, or a folder.
+        path: name of a bundled model, or a folder.
     """
 
     def __init__(self, path: str) -> None:
@@ -46,7 +46,7 @@ class Reader:
         self._known: dict[str, str] = {}
 
     def answer(self, texts: Sequence[str], question: str) -> str:
-        """What it says."""
+        """Return the model's answer."""
         view = _view("\n".join(texts) or "(nothing)", question)
         if view not in self._known:
             self._known[view] = self._generated(view)
@@ -64,8 +64,10 @@ class Reader:
 
 
 def capability(path: str, asked: Mapping[tuple[str, int], Sequence[Asked]]) -> dict[str, Any]:
-    """How many questions a model answers right of those whose facts it was given, by system and budget. An answer that
-    holds the right one is right: models say more than asked for."""
+    """Count a model's right answers by system and budget, among the questions whose facts it was given.
+
+    An answer is right if it contains the right one, because models add further words.
+    """
     reader = Reader(path)
     cells = []
     for (system, budget), some in asked.items():

@@ -1,12 +1,12 @@
-"""A router that learns whom to call, and records in place of prose.
+"""Train a router that learns which worker to call, and a team that passes records instead of prose.
 
-    python benchmarks/organizations.py                  # both; goes on where it stopped
+    python benchmarks/organizations.py                  # both studies; resumes
     python benchmarks/organizations.py --studies router --seeds 1
 
-*router*: two workers are good at different things (each solves nine in ten tasks of its own kind and one in ten of the
-other); an orchestrated team whose router alone is trained. *records*: the demo team, whose reasoner passes on prose as
-it is, a record of the state that it left, or that record in words that the actor was made with: a sentence, or the end
-of the reasoner's own. Writes results/organizations_<study>.json, .md and .svg.
+*router*: an orchestrated team with two workers. Each solves nine in ten tasks of its own kind, and one in ten of the
+other. Only the router is trained. *records*: the demo team, with four forms of the reasoner's message. They are prose,
+a record of the remaining state, and this record in words that the actor knows. The words are a sentence, or the end of
+the reasoner's own sentence. Writes results/organizations_<study>.json, .md and .svg.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from marft.runs.episode_files import read_episodes
 from marft.runs.run_folder import RunFolder
 
 KINDS = ("red", "blue")
-GOOD, BAD = 0.9, 0.1  # how often a worker solves a task of its own kind, and of the other
+GOOD, BAD = 0.9, 0.1  # rate at which a worker solves tasks of its own kind, and of the other
 RECIPE = "demo"
 STATE = r"name = 'record', fields = { state = 'leaving (.+)\.' }"
 CHANNELS = {
@@ -39,7 +39,7 @@ CHANNELS = {
 
 
 class Boxes(Environment):
-    """Every task is of one kind; what the called worker earns depends on whether it is the worker for that kind."""
+    """Environment whose tasks have one of two kinds. The reward depends on whether the called worker fits the kind."""
 
     def tasks(self, split: Split) -> list[Task]:
         place = ("train", "validation", "test").index(split)
@@ -108,7 +108,7 @@ def routers(seed: int, tasks: int, output: Path) -> list[Job]:
 
 
 def chance_of_the_right_one(job: Job) -> list[float]:
-    """The probability that the router gave to the worker of the task's kind, mean of every recorded step."""
+    """Return the router's probability of calling the right worker, averaged over each recorded step."""
     folder, chances = RunFolder(Path(job.run.output) / job.run.name), []
     for path in folder.recorded_steps():
         of_step = []

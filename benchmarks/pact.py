@@ -1,14 +1,20 @@
-"""What agents should say to each other: six ways of passing messages on, in two teams, before and after training.
+"""Compare six ways of passing messages on, in two teams, before and after training.
 
     python benchmarks/pact.py                                    # three seeds of twelve arms: 2.5 hours of one core
     python benchmarks/pact.py --seeds 1 --strategies raw rules
-    python benchmarks/pact.py --only-table                       # from what is there: a flawless team, at least
+    python benchmarks/pact.py --only-table                       # from stored results, with a flawless team
 
-Readers tell an answerer, who has seen nothing, what became of a thing and where people are (`whereabouts.py`): one
-after another, or with split evidence. What they say is passed on as it is (*raw*), the newest message alone (*last*),
-as a scribe sums it up (*summary*), as what was done without where things stand (*structured*), or as PACT's record of
-both (arXiv:2606.05304), which rules find in the text (*rules*) or a scribe writes (*model*). Scribes are agents of the
-team: their tokens count, and they are trained. Writes results/pact.json, .md and .svg.
+Readers tell an answerer what happened to a thing and where people are (`whereabouts.py`). The answerer has seen nothing
+itself. Readers act in a pipeline, or with split evidence. There are six strategies:
+
+- *raw*: the message as it is.
+- *last*: only the newest message.
+- *summary*: a scribe's summary.
+- *structured*: what was done, without the resulting state.
+- *rules*: PACT's record of both (arXiv:2606.05304), which rules extract from the text.
+- *model*: the same record, written by a scribe.
+
+Scribes are agents of the team: their tokens count, and they are trained. Writes results/pact.json, .md and .svg.
 """
 
 from __future__ import annotations
@@ -45,8 +51,8 @@ from marft.trainer.train import train
 from marft_lab.scripted_team import ScriptedTeam, ScriptedTurn
 
 BASE_MODEL = "tiny-memory"
-WARM_UP, FLAWLESS, SKILL, EPISODES = 3000, 0.7, 0.65, 600  # steps; share of them; then so well; a team, and skill
-ANSWERS = 3  # times that an answerer's turn comes up: it is the shortest, and the hardest
+WARM_UP, FLAWLESS, SKILL, EPISODES = 3000, 0.7, 0.65, 600  # steps; flawless share; then skill; episodes per team
+ANSWERS = 3  # repetitions of an answerer's turn, which is the shortest and the hardest
 STEPS = 20
 STRATEGIES: Mapping[str, Mapping[str, Any]] = {
     "raw": {"name": "raw"},
@@ -56,13 +62,13 @@ STRATEGIES: Mapping[str, Mapping[str, Any]] = {
     "rules": {"name": "record", "fields": FIELDS, "fallback": "none"},
     "model": {"name": "raw"},
 }
-WRITTEN = {"summary": "summary", "model": "record"}  # by scribes, who are told so
+WRITTEN = {"summary": "summary", "model": "record"}  # strategies with a scribe, and its instructions
 WHEN = ("before", "after")
 KINDS = {"Where is": "where it is", "Who bought": "who bought it"}
 
 
 def recipe(topology: str, strategy: str, seed: int, model: str, output: Path) -> RunSettings:
-    """The recipe of one arm."""
+    """Return the recipe of one arm."""
     readers, scribed = READERS[topology], strategy in WRITTEN
     heard = [SCRIBES[reader] if scribed else reader for reader in readers]
     sees = {ANSWERER: heard} | ({readers[1]: heard[:1]} if topology == "pipeline" else {})
@@ -95,7 +101,7 @@ def recipe(topology: str, strategy: str, seed: int, model: str, output: Path) ->
 
 
 def demonstrations(renderer: ChatRenderer) -> Callable[[], Turn]:
-    """Turns of all twelve teams as a script plays them, first without slips."""
+    """Return a sampler of scripted turns of all twelve teams, first without slips."""
     flawless, mixed = ([*turns(renderer, skill)] for skill in (1.0, SKILL))
     random, made = Random(0), 0
 
@@ -108,7 +114,7 @@ def demonstrations(renderer: ChatRenderer) -> Callable[[], Turn]:
 
 
 def turns(renderer: ChatRenderer, skill: float) -> Iterator[Turn]:
-    """What is said in some episodes of each team, on tasks that are in no split."""
+    """Yield the turns of some episodes of each team, on tasks outside all splits."""
     format = load_format(ModelSettings(path=BASE_MODEL))
     for topology, strategy in product(READERS, STRATEGIES):
         spoken: list[ScriptedTurn] = []
@@ -125,7 +131,7 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
-    parser.add_argument("--only-table", action="store_true", help="of the runs that have been made")
+    parser.add_argument("--only-table", action="store_true", help="only write the table, from finished runs")
     arguments = parser.parse_args()
     output = arguments.output / "pact"
     model = output / "model"
@@ -141,7 +147,7 @@ def main() -> None:
             rows.append(atomic.read_json(path))
         elif known := stored.get((topology, strategy, seed)):
             if model.exists() and known["checkpoint"] != digest(model):
-                raise SystemExit(f"{arguments.results}: other rows are of another model; choose other --results")
+                raise SystemExit(f"{arguments.results}: the stored rows are of another model; use another --results")
             rows.append(known)
         elif not arguments.only_table:
             run = recipe(topology, strategy, seed, str(model), output)
@@ -158,7 +164,7 @@ def main() -> None:
 
 
 def measured(run: RunSettings, tasks: int, checkpoint: str) -> dict[str, Any]:
-    """A run to its end, and what it solves of held-out tasks, by what was asked, before and after."""
+    """Train a run to its end; return the held-out tasks solved by kind of question, before and after."""
     began, folder = time.perf_counter(), RunFolder(Path(run.output) / run.name)
     started = folder.is_run()
     train(run, folder if started else RunFolder.create(run), resume=started)
@@ -186,7 +192,7 @@ def share(found: Mapping[str, Any], kinds: Iterable[str]) -> float:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A line for each arm: what it solves and what that takes, before and after."""
+    """Yield a line per arm: solved tasks and their cost, before and after."""
     yield "| team | messages | could solve, % | before, % | after, % | each seed, % | tokens an episode | of messages |"
     yield "| --- | --- | ---: | ---: | --- | --- | --- | --- |"
     for topology, strategy, mine in arms(rows):
@@ -210,7 +216,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def ceilings() -> Iterator[str]:
-    """A line for each arm: what a flawless team solves of each kind of question, which is what messages can carry."""
+    """Yield a line per arm: the tasks of each kind that a flawless team solves, as the limit of its messages."""
     heads = ["team", "messages", *(f"{name}, %" for name in KINDS.values()), "tokens an episode", "of messages"]
     yield f"| {' | '.join(heads)} |"
     yield "| --- | --- |" + " ---: |" * (len(KINDS) + 2)
@@ -222,7 +228,7 @@ def ceilings() -> Iterator[str]:
 
 
 def by_kind(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A line for each arm: what it solves of each kind of question, after training, and what a flawless team would."""
+    """Yield a line per arm: the tasks of each kind solved before and after training, and by a flawless team."""
     yield f"| team | messages | {' | '.join(f'{name}, %' for name in KINDS.values())} |"
     yield "| --- | --- |" + " --- |" * len(KINDS)
     for topology, strategy, mine in arms(rows):
@@ -234,7 +240,7 @@ def by_kind(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def arms(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, list[Mapping[str, Any]]]]:
-    """Each arm's rows, by seed."""
+    """Yield each arm with its rows."""
     for topology, strategy in product(READERS, STRATEGIES):
         mine = [row for row in rows if (row["topology"], row["strategy"]) == (topology, strategy)]
         if mine:
@@ -243,7 +249,7 @@ def arms(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, list[Map
 
 @cache
 def ceiling(topology: str, strategy: str, tasks: int = 500) -> dict[str, Any]:
-    """What a script solves that reads, writes and answers without slips: what the messages can carry."""
+    """Return the tasks solved by a script without slips, which is the limit of what the messages carry."""
     run = recipe(topology, strategy, 0, BASE_MODEL, Path())
     world: Any = run.environment
     kinds = {kind: [0, 0] for kind in KINDS}
@@ -259,7 +265,7 @@ def ceiling(topology: str, strategy: str, tasks: int = 500) -> dict[str, Any]:
 
 
 def front(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Accuracy over tokens: a colour for each way, from before to after, and the front of what was reached."""
+    """Plot accuracy over tokens: a color per strategy, from before to after, and the front of the best."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     for axes, topology in zip(figure.subplots(1, len(READERS), sharey=True), READERS, strict=True):
         reached = []

@@ -1,12 +1,11 @@
-"""The paper's experiment in small, its own settings at three entropies, the sensitivity study that it announces, and
-teams of up to twelve.
+"""Run the paper's studies on a small scale: the experiment, three entropies, sensitivity, and teams of up to twelve.
 
-    python benchmarks/paper.py                                  # all four; goes on where it stopped
+    python benchmarks/paper.py                                  # all four studies; resumes
     python benchmarks/paper.py --studies entropy --workers 2
     python benchmarks/paper.py --studies populations --tasks 200
 
-Each study is a file in ``studies/``. Every run trains on the bundled model and is evaluated on held-out tasks. Writes
-results/paper_<study>.json, .md and .svg, with the hours that the runs took.
+Each study is a file in ``studies/``. The paper announces the sensitivity study. Every run trains on the bundled model
+and is evaluated on held-out tasks. Writes results/paper_<study>.json, .md and .svg, with the hours of the runs.
 """
 
 from __future__ import annotations

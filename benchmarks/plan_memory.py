@@ -1,12 +1,12 @@
-"""Bytes that ``marft plan`` predicts against those that tensors take in whole training steps on a CPU.
+"""Compare the bytes that ``marft plan`` predicts with the tensors of whole training steps on a CPU.
 
-    python benchmarks/plan_memory.py                  # each case in a process of its own; it goes on where it stopped
-    python benchmarks/plan_memory.py --smollm2 DIR    # and SmolLM2, as tools/smollm2.py makes it
+    python benchmarks/plan_memory.py                  # each case in its own process; resumes
+    python benchmarks/plan_memory.py --smollm2 DIR    # also SmolLM2, from tools/smollm2.py
 
-Each case loads a small model, plays and learns two steps, and publishes. Tensors are counted at every operation of
-torch (:mod:`tensor_bytes`): the most that lived at any time, weights, adapters, moments, caches and the copy for
-undoing a step included. The prediction is for the lengths that were played. Resident memory stands beside, less what
-the process had before the model was loaded: an allocator rounds and keeps, so it is more.
+Each case loads a small model, plays and learns two steps, and publishes. :mod:`tensor_bytes` counts tensors at every
+operation of torch. The figure is the peak, including weights, adapters, moments, caches and the copy for undoing a
+step. The prediction is for the lengths that were played. The table also has resident memory, minus the memory before
+the model was loaded. It is larger, because an allocator rounds up and keeps memory.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ MODELS = {
 
 
 def save_model(folder: Path, kind: str, sizes: dict[str, int], vocabulary: int) -> None:
-    """A random model without an end of turn."""
+    """Save a random model without an end-of-turn token."""
     torch.manual_seed(0)
     config, model = MODELS[kind]
     heads = {"num_key_value_heads": 2, **({"head_dim": 64} if kind == "qwen3" else {})}
@@ -81,7 +81,7 @@ def save_model(folder: Path, kind: str, sizes: dict[str, int], vocabulary: int) 
 
 
 def recipe(folder: Path, case: dict[str, Any]) -> RunSettings:
-    """A chain of two agents, each with a policy of its own."""
+    """Return a chain of two agents with a policy each."""
     lora = {"rank": 8, "alpha": 16.0, "target_modules": case.get("targets", ["q_proj", "v_proj"])}
     whole = {"model": "base", "train": "full", "learning_rate": 1e-6}
     action, prompt = case.get("action", 40), case.get("prompt", 100)
@@ -113,7 +113,7 @@ def recipe(folder: Path, case: dict[str, Any]) -> RunSettings:
 
 
 def measure(case: dict[str, Any], folder: Path) -> dict[str, float]:
-    """One case in this process: bytes predicted and counted."""
+    """Measure one case in this process: predicted and counted bytes."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     keep_freed_memory()
@@ -121,7 +121,7 @@ def measure(case: dict[str, Any], folder: Path) -> dict[str, float]:
     run = recipe(folder, case)
     if "vocabulary" not in case:
         return _counted(run, before)
-    words = word_tokenizer(case["vocabulary"])  # a Qwen2 folder would get Qwen2's own splitting
+    words = word_tokenizer(case["vocabulary"])  # else transformers would split words as for Qwen2
     with patch("marft.models.tokenizer_format.load_tokenizer", lambda _: words):
         return _counted(run, before)
 
@@ -152,7 +152,7 @@ def _counted(run: RunSettings, before: int) -> dict[str, float]:
 
 
 def there(learning: Learner, rollouts: LocalRolloutRunner) -> Iterator[torch.Tensor]:
-    """What is there before a step: weights, adapters, the critic."""
+    """Yield the tensors that exist before a step: weights, adapters, the critic."""
     for policy in rollouts.models.policies.values():
         for backbone in (policy.backbone, policy.reference, policy.reader):
             yield from backbone.model.state_dict().values()
@@ -161,20 +161,20 @@ def there(learning: Learner, rollouts: LocalRolloutRunner) -> Iterator[torch.Ten
 
 
 def predict(run: RunSettings, played: list[Episode]) -> ProcessMemory:
-    """The plan's process for the lengths that were played."""
+    """Return the plan's prediction for the lengths that were played."""
     shapes = {name: find_sizes(name, model) for name, model in run.models.items()}
     work = compute_workload(run, mean_lengths(played, "played").lengths)
     return learner_memory(PlanContext(run, shapes, work, find_device_spec("cpu")), True, float("inf"))
 
 
 def most_memory_mb() -> int:
-    """What this process has had resident at most (Linux)."""
+    """Return the peak resident memory of this process, in MiB (Linux)."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(status["VmHWM"].split()[0]) // 1024
 
 
 def table(results: dict[str, Any]) -> str:
-    """The results as Markdown."""
+    """Return the results as Markdown."""
     lines = [
         "| case | prompt + action | predicted | counted | error | resident |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
@@ -192,7 +192,7 @@ def table(results: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", help="measure one case in this process and print JSON")
-    parser.add_argument("--smollm2", type=Path, help="a folder with SmolLM2, which is measured too")
+    parser.add_argument("--smollm2", type=Path, help="folder with SmolLM2, to measure it too")
     arguments = parser.parse_args()
     cases = dict(CASES)
     if arguments.smollm2:

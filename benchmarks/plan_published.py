@@ -1,11 +1,11 @@
-"""Seconds that ``marft plan``'s arithmetic predicts against those that others have published.
+"""Compare the seconds that ``marft plan`` predicts with published measurements of other frameworks.
 
     python benchmarks/plan_published.py     # writes results/plan_published.md; computes for a second
 
-A row is a phase of a step, as its source has measured it: model, cards, batch, lengths, seconds. Three numbers of
+A row is a phase of a step, as its source measured it: model, cards, batch, lengths, seconds. Three numbers of
 :class:`marft_lab.planning.timing.Efficiencies` (``products``, ``intensity``, ``launch``) are fitted to some
-rows; all others were held out. What a source does not say is in its note. Whole weights are computed in bfloat16 by
-all of them, which MARFT does not do.
+rows; all others are held out. A row's note names what its source leaves open. In full training, all sources compute
+weights in bfloat16, which MARFT does not do.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_pro
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A published figure, and how it is predicted."""
+    """A published figure and its prediction."""
 
     source: str
     what: str
@@ -49,7 +49,7 @@ def policy(prompt: float, action: float, rank: int) -> PolicyWorkload:
 def update(
     model: str, card: str, gpus: int, rows: float, lengths: tuple[float, float], rank: int = 0, recomputes: bool = True
 ) -> Callable[[Efficiencies], float]:
-    """Forward and backward of ``rows`` rows, shared out over GPUs."""
+    """Predict forward and backward of ``rows`` rows, divided among GPUs."""
     shape, on = COMMON_MODELS[model], DEVICE_SPECS[card]
     one = policy(*lengths, rank)
     operations = rows * sum(lengths) * training_operations(shape, one, recomputes, halves=False) / gpus
@@ -59,7 +59,7 @@ def update(
 def scoring(
     model: str, card: str, gpus: int, rows: float, lengths: tuple[float, float]
 ) -> Callable[[Efficiencies], float]:
-    """A forward pass."""
+    """Predict a forward pass."""
     shape, on = COMMON_MODELS[model], DEVICE_SPECS[card]
     operations = rows * sum(lengths) * forward_flops(shape, sum(lengths), lengths[1] / sum(lengths)) / gpus
     return lambda reached: operations / reached.rate(on.flops, on.bandwidth)
@@ -69,7 +69,7 @@ def writing(
     model: str, card: str, rows: float, lengths: tuple[float, float, float], *, group: int = 1, turns: float = 1.0,
     eager: bool = True,
 ) -> Callable[[Efficiencies], float]:  # fmt: skip
-    """``rows`` rows of an engine of ``group`` cards, ``turns`` times; it begins with the prompts."""
+    """Predict ``turns`` times sampling ``rows`` rows on an engine of ``group`` cards, prompts included."""
     shape, on = COMMON_MODELS[model], DEVICE_SPECS[card]
     prompt, action, longest = lengths
 
@@ -88,7 +88,10 @@ def writing(
 def trained(
     kind: str, model: str, card: str, gpus: int, length: int, throughput: float, *, fitted: bool = False
 ) -> Row:
-    """prime-rl's trainer on packed sequences, with gradient checkpointing: tokens a second of all GPUs."""
+    """Return a row of prime-rl's trainer on packed sequences, with gradient checkpointing.
+
+    ``throughput`` is in tokens per second of all GPUs.
+    """
     rank = 16 if "LoRA" in kind else 0
     return Row(
         PRIME, f"{kind}, {model}, {gpus} × {card}, {length:,} tokens a GPU", length * gpus / throughput,
@@ -143,7 +146,7 @@ ROWS = [
 
 
 def fit(rows: Sequence[Row], start: Efficiencies) -> Efficiencies:
-    """The numbers that miss the fitted rows by least, on average of their logarithms: one at a time, on a grid."""
+    """Fit the numbers to the fitted rows, one at a time on a grid. The error is the mean distance of logarithms."""
     found = start
     for _ in range(3):
         for name, grid in (
@@ -178,7 +181,7 @@ def table(reached: Efficiencies) -> str:
 
 
 def summary(reached: Efficiencies) -> str:
-    """How far fitted rows and others are off, as factors."""
+    """Return how far fitted and held-out rows are off, as factors."""
     words = []
     for name, fitted in (("fitted", True), ("held out", False)):
         mine = [row for row in ROWS if row.fitted == fitted]

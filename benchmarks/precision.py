@@ -1,10 +1,11 @@
-"""What half precision does to learning: one agent on sums, in bfloat16 with and without sampler correction, in float32.
+"""Measure the effect of half precision on learning: bfloat16 with and without sampler correction, and float32.
 
-    python benchmarks/precision.py                          # gets SmolLM2 first
+    python benchmarks/precision.py                          # creates SmolLM2 first
     python benchmarks/precision.py --model FOLDER --steps 10 --seeds 1 --arms "bfloat16;float32"
 
-By how much engine and learner differ on the tokens that were sampled (|log π − log μ| of a token, in nats), where the
-policy ends and what it earns. Writes results/precision.json and .md after every run, and goes on from what they hold.
+One agent learns sums. The table shows how much engine and learner differ on sampled tokens (|log π − log μ| per token,
+in nats). It also shows the final distance to the base, and the accuracy. Writes results/precision.json and .md after
+every run, and resumes from them.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ DIFFERENCES = ("log_prob_difference", "log_prob_difference_max", "kl_to_base")
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("--model", default="", help="a folder, or an id of the hub; SmolLM2 where none is given")
+    parser.add_argument("--model", default="", help="folder or hub id of a model; default: SmolLM2")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--arms", default=";".join(ARMS), help="some of them, with ; between")
+    parser.add_argument("--arms", default=";".join(ARMS), help="arms, separated by ;")
     parser.set_defaults(tasks=60)
     arguments = parser.parse_args()
     model = arguments.model or smollm2(arguments.output)
@@ -52,12 +53,15 @@ def main() -> None:
 
 
 def name_of(row: Mapping[str, Any]) -> tuple[object, ...]:
-    """What tells a run from others that are measured."""
+    """Return what distinguishes a run from other measured runs."""
     return tuple(row[key] for key in ("arm", "seed", "steps", "model"))
 
 
 def job_of(arm: str, seed: int, model: str, steps: int, tasks: int, output: Path) -> Job:
-    """The editor of the sums alone, on sums up to 9 + 9: two attempts at each of 16 tasks a step."""
+    """Return a run of the sums' editor as a single agent, on sums up to 9 + 9.
+
+    A step has two attempts at each of 16 tasks.
+    """
     table: dict[str, Any] = tomllib.loads((HERE / "real" / "sums.toml").read_text(encoding="utf-8"))
     (alone,) = (agent for agent in table["agents"] if agent.get("answers"))
     table |= {
@@ -86,7 +90,7 @@ def describe(row: Row) -> str:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """One line an arm, over its seeds."""
+    """Return a line per arm, over its seeds."""
     lines = [
         "| arm | seeds | mean \\|Δ\\| a token, nats | largest of a token | KL to the base at the end | before | after "
         "| 95 % over seeds | seconds a step |",

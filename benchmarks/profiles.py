@@ -1,13 +1,14 @@
-"""A wrong profile: does what agents are told come back, by learned instructions, by weights, or by both?
+"""Start with wrong instructions, and recover accuracy by learned instructions, by weights, or by both.
 
-    python benchmarks/profiles.py                  # three seeds of three arms; goes on where it stopped
+    python benchmarks/profiles.py                  # three seeds of three arms; resumes
     python benchmarks/profiles.py --seeds 1 --tokens 200000
-    python benchmarks/profiles.py --start swapped  # each agent is told what the other one should be
+    python benchmarks/profiles.py --start swapped  # each agent has the other one's instructions
 
-The demo team begins with instructions that say nothing. *profile*: rounds of `edits` over a pool of ten sentences, no
-weight changes. *weights*: MARFT alone. *both*: MARFT, with rounds in its first steps. All arms end with the first step
-or round after the same number of tokens, prompts included, candidates' episodes counted. Held to 500 test tasks, beside
-the hand-written and the wrong instructions with untrained weights. Writes results/profiles.json, .md and .svg.
+The demo team starts with uninformative instructions. *profile*: rounds of `edits` over a pool of ten sentences, without
+weight updates. *weights*: MARFT only. *both*: MARFT, with rounds in its first steps. Each arm ends with the first step
+or round after the same number of tokens, including prompts and candidates' episodes. The arms play 500 test tasks. The
+table also has the hand-written and the wrong instructions with untrained weights. Writes results/profiles.json, .md
+and .svg.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--start", choices=tuple(STARTS), default="empty")
-    parser.add_argument("--tokens", type=int, default=1_000_000, help="that each arm takes")
+    parser.add_argument("--tokens", type=int, default=1_000_000, help="tokens per arm")
     arguments = parser.parse_args()
     silence_transformers()
     bench = Bench(arguments.start, arguments.tokens, arguments.tasks, arguments.output)
@@ -77,7 +78,7 @@ def main() -> None:
 
 @dataclass(slots=True)
 class Counting(Callback):
-    """Counts what a run takes, and ends it."""
+    """Callback that counts a run's tokens, and stops it at a limit."""
 
     limit: int
     tokens: int = 0
@@ -104,7 +105,7 @@ class Bench:
     output: Path
 
     def measured(self, arm: str, seed: int) -> Row:
-        """An arm's row: read where it is kept, else measured, and kept."""
+        """Return an arm's row; measure and store it if it is missing."""
         name = f"profiles-{self.start}-{arm}-{seed}"
         path, settings = self.output / f"{name}.json", self.digest()
         if path.is_file():
@@ -120,7 +121,7 @@ class Bench:
         return row
 
     def digest(self) -> str:
-        """What figures depend on."""
+        """Return a digest of the settings that the figures depend on."""
         settings = (self.tokens, self.tasks, STARTS[self.start], PROFILES)
         return hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
 
@@ -173,19 +174,19 @@ class Bench:
 
     @staticmethod
     def _now(lineage: PromptHistory) -> float:
-        """The success that was measured of the version that was accepted last; 0 before the first."""
+        """Return the measured success of the last accepted version; 0 before the first."""
         accepted = [version for version in lineage.versions if version.accepted and version.worth]
         return accepted[-1].worth.success if accepted and accepted[-1].worth else 0.0
 
     def _success(self, rollouts: LocalRolloutRunner) -> float:
-        """The share of test tasks that the team solves, sampled."""
+        """Return the share of test tasks that the team solves, sampled."""
         tasks: Sequence[Task] = read_tasks(rollouts.run.environment, "test")[: self.tasks]
         episodes = rollouts.play([Attempt(task, "test/sampled") for task in tasks])
         return float(np.mean([bool(episode.success) for episode in episodes]))
 
 
 def _toml(value: object) -> str:
-    """A value as an inline table."""
+    """Return a value as inline TOML."""
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + " }"
     if isinstance(value, list):
@@ -198,7 +199,7 @@ def table(rows: Sequence[Row], start: str) -> str:
     lines = [
         "# A wrong profile",
         "",
-        f"The demo team, told `{start}` instructions, over {len({row['seed'] for row in rows})} seed(s): success on "
+        f"The demo team with `{start}` instructions, over {len({row['seed'] for row in rows})} seed(s): success on "
         f"held-out tasks, sampled. Hand-written instructions, untrained: {hand:.1%}.",
         "",
         "| arm | success, mean | by seed | share of the hand-written | tokens |",
@@ -215,9 +216,9 @@ def table(rows: Sequence[Row], start: str) -> str:
 
 
 def lineages(rows: Sequence[Row]) -> Iterator[str]:
-    """What the first seed's `profile` arm accepted, in order."""
+    """Yield the versions that the first seed's `profile` arm accepted, in order."""
     found = next(row["lineage"] for row in rows if row["arm"] == "profile")
-    yield "What was accepted, of the first seed without training:"
+    yield "Accepted versions of the first seed, without training of weights:"
     yield ""
     yield "| version | of | how | round | success | gain, with its interval | instructions |"
     yield "| --- | --- | --- | --- | --- | --- | --- |"

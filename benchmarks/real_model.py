@@ -1,14 +1,14 @@
-"""A real model: SmolLM2-135M-Instruct on three small tasks, as a team of two and as one agent at equal tokens.
+"""Train SmolLM2-135M-Instruct on three small tasks, as a team of two and as one agent at equal tokens.
 
-    python benchmarks/real_model.py                          # gets the model first; goes on where it stopped
+    python benchmarks/real_model.py                          # creates the model first; resumes
     python benchmarks/real_model.py --studies sums --seeds 1
-    python benchmarks/real_model.py --table                  # trains nothing: the table of the rows that there are
+    python benchmarks/real_model.py --table                  # no training: the table of the stored rows
     OMP_NUM_THREADS=1 python benchmarks/real_model.py --workers 2
     python benchmarks/real_model.py --model Qwen/Qwen2.5-0.5B-Instruct --results elsewhere
 
-Each agent has a LoRA of its own on all linear layers. The number of steps is the recipe's, fixed beforehand. What a run
-has shown is kept in results/real/<task>-<team|single>-<seed>.json, and not done again, on any machine, while the recipe
-and the tasks are what they were. Writes results/real_model.md and .svg of as many runs as there are.
+Each agent has its own LoRA on all linear layers. The recipe fixes the number of steps beforehand. A run's row is stored
+in results/real/<task>-<team|single>-<seed>.json. It is not measured again, on any machine, while the recipe and the
+tasks stay the same. Writes results/real_model.md and .svg from the stored rows.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ HERE = Path(__file__).parent
 STUDIES = ("sums", "instructions", "facts")
 TEAMS = ("team", "single")
 SMOLLM2 = "SmolLM2-135M-Instruct"
-SAMPLES = 3  # tasks of which the texts are kept
-TASKS = 64  # held-out ones of each evaluation
-ALONE = {  # what the single agent is told
+SAMPLES = 3  # tasks whose texts are stored
+TASKS = 64  # held-out tasks per evaluation
+ALONE = {  # instructions of the single agent
     "sums": "Add.",
     "instructions": "Shout! Use few words!",
     "facts": "Answer the question.",
@@ -46,10 +46,10 @@ ALONE = {  # what the single agent is told
 
 @dataclass(frozen=True, slots=True)
 class RealJob(Job):
-    """A run whose row says the same wherever it was trained: paths are no part of what it depends on."""
+    """Job whose row is the same on any machine, because it does not depend on paths."""
 
     rows: Path = Path()
-    stated: str = field(default="", repr=False)  # the recipe as it was written, and the held-out tasks
+    stated: str = field(default="", repr=False)  # the recipe as written, and the held-out tasks
 
     @property
     def recipe(self) -> str:
@@ -64,8 +64,8 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--studies", default=",".join(STUDIES))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--model", default="", help="a folder that holds SmolLM2, or the hub's id of any other model")
-    parser.add_argument("--table", action="store_true", help="train nothing: write what the rows that there are say")
+    parser.add_argument("--model", default="", help="folder with SmolLM2, or hub id of another model")
+    parser.add_argument("--table", action="store_true", help="train nothing; write the table of the stored rows")
     parser.set_defaults(tasks=TASKS)
     arguments = parser.parse_args()
     model = arguments.model or ("" if arguments.table else smollm2(arguments.output))
@@ -83,18 +83,18 @@ def main() -> None:
 
 
 def finished(jobs: Sequence[Job]) -> list[Row]:
-    """The rows that there are, of these recipes and tasks."""
+    """Return the stored rows of these recipes and tasks."""
     rows = [json.loads(job.path.read_text()) for job in jobs if job.path.is_file()]
     known = {job.digest for job in jobs}
     return [row for row in rows if row["digest"] in known]
 
 
 def save(results: Path, rows: Sequence[Row], wanted: int) -> None:
-    """Write ``real_model.md`` and ``.svg`` of the rows that there are."""
+    """Write ``real_model.md`` and ``.svg`` from the stored rows."""
     if not rows:
         return
     hours = sum(row["wall_seconds"] for row in rows) / 3600
-    count = f"{len(rows)} of {wanted} runs, {hours:.1f} hours in all, beside other work.\n"
+    count = f"{len(rows)} of {wanted} runs, {hours:.1f} hours in total, on a shared machine.\n"
     results.mkdir(exist_ok=True, parents=True)
     (results / "real_model.md").write_text(f"{count}\n{table(rows)}\n{texts(rows)}")
     save_plot(results, "real_model", plot(rows))
@@ -102,7 +102,7 @@ def save(results: Path, rows: Sequence[Row], wanted: int) -> None:
 
 
 def smollm2(output: Path) -> str:
-    """The folder of the model, made where it is not there yet."""
+    """Return the folder of the model; create it if it is missing."""
     folder = output / "models" / "smollm2"
     subprocess.run([sys.executable, HERE.parent / "tools" / "smollm2.py", folder], check=True)
     return str(folder.absolute())
@@ -120,12 +120,12 @@ def job_of(study: str, team: str, seed: int, model: str, tasks: int, output: Pat
 
 
 def name_of(model: str) -> str:
-    """What a model is called on any machine: a folder that tools/smollm2.py made holds SmolLM2."""
+    """Return a model's name, the same on any machine. A folder that tools/smollm2.py created holds SmolLM2."""
     return SMOLLM2 if (Path(model) / "made-of.sha256").is_file() else model
 
 
 def table_of(study: str, team: str, seed: int) -> dict[str, Any]:
-    """A study's recipe as written; for ``single``, the agent that answers alone, with the tokens of both."""
+    """Return a study's recipe as written. ``single`` keeps only the answering agent, with the tokens of both."""
     table: dict[str, Any] = tomllib.loads((HERE / "real" / f"{study}.toml").read_text(encoding="utf-8"))
     table |= {"name": f"{study}-{team}-{seed}", "seed": seed}
     if team == "single":
@@ -171,7 +171,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def texts(rows: Sequence[Row]) -> str:
-    """What the first seed's agents said, before and after."""
+    """Return the messages of the first seed's agents, before and after."""
     lines = []
     for row in rows:
         if row["seed"] == 0 and row["team"] == "team":
@@ -185,7 +185,7 @@ def texts(rows: Sequence[Row]) -> str:
 
 
 def plot(rows: Sequence[Row]) -> Figure:
-    """Reward while training: the mean over seeds and the band from lowest to highest."""
+    """Plot reward during training: the mean over seeds, with a band from minimum to maximum."""
     studies = list(dict.fromkeys(row["study"] for row in rows))
     figure = Figure(figsize=(4 * len(studies), 3.2), layout="constrained")
     for axes, study in zip(figure.subplots(1, len(studies), squeeze=False)[0], studies, strict=True):

@@ -1,4 +1,4 @@
-"""Runs of a benchmark that goes on where it stopped, and what it leaves in ``results/``."""
+"""Resumable runs of a benchmark, and their results in ``results/``."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ from marft.trainer.train import train
 
 CURVES = ("accuracy", "reward", "policy_loss", "critic/loss", "kl", "entropy")
 Row = dict[str, Any]
-STUDENT = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}  # 97.5 %, by n - 1
+STUDENT = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}  # 97.5 % quantile by n - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A run to train and evaluate, and what its row says beside the figures."""
+    """A run to train and evaluate, and further fields of its row."""
 
     run: RunSettings
     tasks: int
     about: Mapping[str, Any]
     checkpoints: tuple[str, ...] = ("last",)
     modes: tuple[Mode, ...] = ("sampled",)
-    steps_per_point: int = 1  # training steps that a point of the curves is the mean of
-    samples: int = 0  # tasks of which the row keeps what was said, sampled
-    shuffle_messages: bool = False  # the last checkpoint, sampled, is also evaluated with messages of other tasks
-    curves: tuple[str, ...] = CURVES  # metrics of which the row keeps a value a point
+    steps_per_point: int = 1  # training steps per point of the curves
+    samples: int = 0  # tasks whose sampled texts the row stores
+    shuffle_messages: bool = False  # True: also evaluate the last checkpoint, sampled, with messages of other tasks
+    curves: tuple[str, ...] = CURVES  # metrics whose curves the row stores
 
     @property
     def recipe(self) -> str:
@@ -69,19 +69,19 @@ class Job:
 
 
 def parser_of(text: str | None) -> argparse.ArgumentParser:
-    """The options that every benchmark of many runs has."""
+    """Return a parser with the options of every benchmark with many runs."""
     parser = argparse.ArgumentParser(
         description=text, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--tasks", type=int, default=500, help="held-out tasks of each evaluation")
-    parser.add_argument("--workers", type=int, default=1, help="runs at the same time, which share the cores")
+    parser.add_argument("--tasks", type=int, default=500, help="held-out tasks per evaluation")
+    parser.add_argument("--workers", type=int, default=1, help="number of concurrent runs, which share the cores")
     parser.add_argument("--output", type=Path, default=Path("runs"))
     parser.add_argument("--results", type=Path, default=machine.RESULTS)
     return parser
 
 
 def measure(jobs: Sequence[Job], workers: int, describe: Callable[[Row], str]) -> list[Row]:
-    """The rows of all jobs, in their order. What an earlier call finished is not done again."""
+    """Return the rows of all jobs, in order. Finished jobs are not run again."""
     rows: dict[str, Row] = {}
     todo: list[Job] = []
     for job in jobs:
@@ -102,7 +102,7 @@ def measure(jobs: Sequence[Job], workers: int, describe: Callable[[Row], str]) -
 
 
 def _run(jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, Row]]:
-    """Pairs of job and row, as they are finished."""
+    """Yield each job with its row as it finishes."""
     if workers == 1:
         silence_transformers()
         yield from ((job, train_and_evaluate(job)) for job in jobs)
@@ -126,7 +126,7 @@ def _on_worker(job: Job, recipe: str) -> Row:
 
 
 def train_and_evaluate(job: Job) -> Row:
-    """Train a run to its end, from wherever it stands, and evaluate it → its curves, accuracies and seconds."""
+    """Train a run to its end, resuming it, and evaluate it; return its curves, accuracies and seconds."""
     began, run = time.perf_counter(), job.run
     folder = RunFolder(Path(run.output) / run.name)
     started = folder.config_path.exists()
@@ -171,7 +171,7 @@ def train_and_evaluate(job: Job) -> Row:
 
 
 def shuffled_accuracy(run: RunSettings, folder: RunFolder, tasks: int) -> Row:
-    """``{"shuffled": accuracy}`` of the last checkpoint, sampled, where agents see messages of another task."""
+    """Return ``{"shuffled": accuracy}`` of the last checkpoint, sampled, with messages of other tasks."""
     found = evaluate_checkpoints(
         run, folder, EvaluationPlan(("last",), ("sampled",), tasks, shuffled_too=True), lambda _=None: None
     )
@@ -179,7 +179,7 @@ def shuffled_accuracy(run: RunSettings, folder: RunFolder, tasks: int) -> Row:
 
 
 def points(curve: Sequence[float | None], steps: int) -> list[float | None]:
-    """A curve with one point for every ``steps`` training steps: the mean of those that have a value.
+    """Return a curve with one point per ``steps`` training steps: the mean of the known values.
 
     >>> points([1.0, 3.0, None, 5.0, None], steps=2)
     [2.0, 5.0, None]
@@ -193,7 +193,10 @@ def _parts(curve: Sequence[Any], steps: int) -> list[Sequence[Any]]:
 
 
 def interval(rows: Sequence[Row], when: str = "after", mode: Mode = "sampled") -> str:
-    """95 % interval of the mean accuracy over seeds (Student's t): what another seed may bring is in it."""
+    """Return the 95 % interval of the mean accuracy over seeds (Student's t).
+
+    It includes the variation between seeds.
+    """
     values = np.array([row[when][mode] for row in rows])
     if len(values) < 2:
         return "one seed"
@@ -202,18 +205,18 @@ def interval(rows: Sequence[Row], when: str = "after", mode: Mode = "sampled") -
 
 
 def smooth(curve: Sequence[float], over: int = 3) -> npt.NDArray[np.float64]:
-    """Means over ``over`` points in a row: one value fewer for each point more."""
+    """Return the moving mean over ``over`` points, which is ``over - 1`` values shorter."""
     return np.convolve(np.array(curve, float), np.ones(over) / over, "valid")
 
 
 def collapsed(row: Row) -> bool:
-    """Whether the last three points of the curve (of a step each, or of more) are far below the best three in a row."""
+    """Return True if the mean of the curve's last three points is far below that of the best three in a row."""
     curve = smooth(row["curves"]["accuracy"])
     return bool(curve[-1] < curve.max() - 0.2)
 
 
 def band(axes: Axes, curves: Sequence[Sequence[float]], label: str, steps_per_point: int = 1) -> None:
-    """The mean over seeds and the band from lowest to highest, smoothed over three points."""
+    """Plot the mean over seeds with a band from minimum to maximum, smoothed over three points."""
     smoothed = [smooth(curve) for curve in curves]
     steps = steps_per_point * np.arange(3, 3 + len(smoothed[0]))
     (line,) = axes.plot(steps, np.mean(smoothed, axis=0), label=label, linewidth=1.4)
@@ -235,7 +238,7 @@ def save_rows(results: Path, name: str, rows: Sequence[Row], table: str) -> None
     (results / f"{name}.json").write_text(json.dumps(summary, indent=2) + "\n")
     (results / f"{name}.md").write_text(table)
     print(table)
-    print(f"{hours:.2f} hours of runs in all")
+    print(f"{hours:.2f} hours of runs in total")
 
 
 def stored_rows(results: Path, name: str) -> list[Row]:
@@ -245,6 +248,6 @@ def stored_rows(results: Path, name: str) -> list[Row]:
 
 
 def save_plot(results: Path, name: str, figure: Figure) -> None:
-    """Write ``<name>.svg``, the same for the same figures."""
+    """Write ``<name>.svg``. Equal figures give equal files."""
     with rc_context({"svg.hashsalt": name}):
         figure.savefig(results / f"{name}.svg", metadata={"Date": None})

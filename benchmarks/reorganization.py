@@ -1,18 +1,21 @@
-"""Trained as a chain, used as something else: what do agents keep in another organization, and with fewer or more?
+"""Train agents as a chain, and play them in other organizations and with fewer or more agents.
 
-    python benchmarks/reorganization.py                   # what is not there yet; it goes on where it stopped
-    python benchmarks/reorganization.py --only-table      # from what is there
+    python benchmarks/reorganization.py                   # runs what is missing; resumes
+    python benchmarks/reorganization.py --only-table      # from stored results
 
-Teams of n agents on sums of n terms (studies/populations.py), trained as a chain in which each sees the message before
-its own, with the preset ``marft-team``, 60 steps of 32 episodes, as in large_teams.py. Then the same weights
-play as a star (the actor sees every reasoner, who see the task alone), a tree (each reasoner sees two others, the actor
-its root), a debate that the actor judges, a mixture of agents, with a reasoner fewer and one more, and as chains of 1
-to 24; seats beyond those that were trained are played by the trained reasoners in turns. So does the untuned base.
-Teams of the same size are also trained as a tree and as a debate from the beginning.
+Teams of n agents add sums of n terms (studies/populations.py). They train as a chain in which each agent sees the
+previous message. The preset is ``marft-team`` with 60 steps of 32 episodes, as in large_teams.py. Then the same
+weights, and the untuned base, play in these forms:
 
-All play the same held-out tasks, sampled as in training. Differences are paired by task, each over all seeds
-(evaluation/ratios.py); the range over seeds stands beside them. Writes results/reorganization.json, .md and
-.svg.
+- star: the actor sees every reasoner, and reasoners see only the task.
+- tree: each reasoner sees two others, and the actor sees the root.
+- debate: the actor judges.
+- mixture of agents.
+- one reasoner fewer, one more, and chains of 1 to 24 agents. The trained reasoners take the additional seats in turn.
+
+Teams of the same size are also trained as a tree and as a debate from the beginning. All teams play the same held-out
+tasks, sampled as in training. Differences are paired by task over all seeds (evaluation/ratios.py), and the table also
+has the range over seeds. Writes results/reorganization.json, .md and .svg.
 """
 
 from __future__ import annotations
@@ -42,9 +45,9 @@ from marft.trainer.train import train
 
 NAME = "reorganization"
 SIZES = (4, 2)
-COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # agents of a chain
+COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # numbers of agents in a chain
 CHAIN = "chain"
-THERE = ("tree", "debate")  # which teams are trained as, too
+THERE = ("tree", "debate")  # forms that are also trained from the beginning
 Runs = Mapping[str, Mapping[str, Any]]
 
 
@@ -54,7 +57,7 @@ def roles_of(size: int) -> tuple[str, ...]:
 
 
 def reasoners(size: int, count: int) -> list[dict[str, str]]:
-    """Seats of ``count`` reasoners of a team of ``size``: the trained ones, then others like them, in turns."""
+    """Return ``count`` reasoners for a team of ``size``: the trained ones, then copies of them in turn."""
     trained = roles_of(size)[:-1]
     return [
         {"role": trained[n]} if n < len(trained) else {"role": f"more_{n + 1}", "like": trained[n % len(trained)]}
@@ -63,7 +66,7 @@ def reasoners(size: int, count: int) -> list[dict[str, str]]:
 
 
 def forms(size: int) -> dict[str, dict[str, Any]]:
-    """What a chain of ``size`` is used as, by name: another team's tables. Of a pair star and tree are chains."""
+    """Return the other teams' tables by form, for a chain of ``size``. With two agents, star and tree are chains."""
     names = [seat["role"] for seat in reasoners(size, size - 1)]
     children = {one: names[2 * n + 1 : 2 * n + 3] for n, one in enumerate(names)}
     graphs = {"star": {"actor": names}, "tree": {**children, "actor": names[:1]}} if len(names) > 1 else {}
@@ -79,7 +82,7 @@ def forms(size: int) -> dict[str, dict[str, Any]]:
 
 
 def run_of(form: str, size: int, seed: int, arguments: argparse.Namespace) -> RunSettings:
-    """The recipe of a team that is trained as a form."""
+    """Return the recipe of a team that trains in a form."""
     words = ["--algorithm.name", "marft-team", "--training.steps", str(arguments.steps), "--seed", str(seed)]
     words += ["--output", str(arguments.output / NAME), "--name", f"{form}-{size}-{seed}"]
     run = team_of(size, words)
@@ -87,7 +90,7 @@ def run_of(form: str, size: int, seed: int, arguments: argparse.Namespace) -> Ru
 
 
 def trained(run: RunSettings) -> RunFolder:
-    """The run, trained to its end from wherever it stands."""
+    """Train the run to its end, resuming it."""
     folder = RunFolder(Path(run.output) / run.name)
     started = folder.config_path.exists()
     if started and folder.config_path.read_text(encoding="utf-8") != to_toml(run):
@@ -97,7 +100,7 @@ def trained(run: RunSettings) -> RunFolder:
 
 
 def played(run: RunSettings, folder: RunFolder, into: TeamChange | None, tasks: int) -> dict[str, dict[str, float]]:
-    """Who solved which task: the base and the last checkpoint, as they were trained or in another team."""
+    """Return which tasks the base and the last checkpoint solve, in their own team or in another one."""
     team = apply_team_change(run, into) if into else run
     found = evaluate_checkpoints(
         team,
@@ -113,7 +116,7 @@ def played(run: RunSettings, folder: RunFolder, into: TeamChange | None, tasks: 
 
 
 def measured(size: int, seed: int, runs: dict[str, Any], arguments: argparse.Namespace) -> None:
-    """Everything of a size and a seed that is not there yet, kept as it comes."""
+    """Measure everything that is missing for a size and a seed, and store each result at once."""
 
     def keep(key: str, found: Mapping[str, Any]) -> None:
         runs[key] = {"steps": arguments.steps, "tasks": arguments.tasks, **found}
@@ -142,7 +145,7 @@ def mean(outcomes: Mapping[str, float]) -> float:
 
 
 def pooled(runs: Runs, keys: Sequence[str], when: str) -> dict[str, Ratio]:
-    """By task, how many of the seeds' teams solved it."""
+    """Return how many of the seeds' teams solved each task."""
     found: dict[str, list[float]] = {}
     for key in keys:
         for task, won in runs[key][when].items():
@@ -151,12 +154,12 @@ def pooled(runs: Runs, keys: Sequence[str], when: str) -> dict[str, Ratio]:
 
 
 def against(runs: Runs, after: Sequence[str], before: Sequence[str], when: str) -> PairedDifference | None:
-    """What teams solve more than others on the same tasks, over the seeds that both have."""
+    """Return the difference between two teams on the same tasks, over the seeds of both."""
     return compare_ratios(pooled(runs, before, when), pooled(runs, after, "trained"))
 
 
 def points(difference: PairedDifference | None) -> str:
-    """``+12.0 (+8.1 to +15.9)``, in points."""
+    """Format a difference in points: ``+12.0 (+8.1 to +15.9)``."""
     if difference is None:
         return ""
     ends = difference.interval
@@ -168,7 +171,7 @@ def seeds_of(runs: Runs, form: str, size: int, there: bool = False) -> list[int]
 
 
 def line(runs: Runs, form: str, size: int) -> str:
-    """A form's row: the share solved by the trained chain's agents, and that against three others."""
+    """Return a form's row: the share that the trained chain's agents solve, compared with three other teams."""
     seeds = [seed for seed in seeds_of(runs, form, size) if form_key(CHAIN, size, seed) in runs]
     here = [form_key(form, size, seed) for seed in seeds]
     chain = [form_key(CHAIN, size, seed) for seed in seeds]
@@ -202,7 +205,7 @@ def table(runs: Runs) -> str:
 
 
 def plot(runs: Runs) -> Figure:
-    """The share solved by the number of agents in the chain, trained and untuned, and by what else it is used as."""
+    """Plot the solved share by number of agents in the chain, trained and untuned, and by form."""
     figure = Figure(figsize=(10, 3.8), layout="constrained")
     chains, others = figure.subplots(1, 2, sharey=True)
     for colour, size in zip(("C0", "C1"), SIZES, strict=True):
@@ -236,17 +239,17 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--sizes", type=int, nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--tasks", type=int, default=200, help="held-out tasks of each evaluation")
-    parser.add_argument("--no-there", dest="there", action="store_false", help="train chains alone")
+    parser.add_argument("--tasks", type=int, default=200, help="held-out tasks per evaluation")
+    parser.add_argument("--no-there", dest="there", action="store_false", help="train only chains")
     parser.add_argument("--output", type=Path, default=Path("runs"))
     parser.add_argument("--results", type=Path, default=machine.RESULTS)
-    parser.add_argument("--only-table", action="store_true", help="of what has been measured")
+    parser.add_argument("--only-table", action="store_true", help="only write the table, from stored results")
     arguments = parser.parse_args()
     path = arguments.results / f"{NAME}.json"
     runs: dict[str, Any] = dict(json.loads(path.read_text())["runs"]) if path.is_file() else {}
     others = [k for k, one in runs.items() if (one["steps"], one["tasks"]) != (arguments.steps, arguments.tasks)]
     if others and not arguments.only_table:
-        raise SystemExit(f"{path} holds {others[0]} of other steps or tasks; delete it, or use another --results")
+        raise SystemExit(f"{path} holds {others[0]} with other steps or tasks; delete it, or use another --results")
     silence_transformers()
     for seed in arguments.seeds if not arguments.only_table else ():
         for size in arguments.sizes:

@@ -1,10 +1,10 @@
-"""Learning from episodes again: the demo team with rollout.reuse 1, 2 and 4, at the same actions sampled.
+"""Train the demo team with rollout.reuse 1, 2 and 4, at equal numbers of sampled actions.
 
     python benchmarks/reuse.py
-    python benchmarks/reuse.py --level action --reuse 1 2      # whole actions weighed whole, not by their tokens' mean
+    python benchmarks/reuse.py --level action --reuse 1 2      # weights whole actions, not by the mean of their tokens
 
-Half of the demo's tasks a step and fewer steps, so that there is something left to learn. Runs go on where they
-stopped. Writes results/reuse.json, .md and .svg; with --level reuse_<level>.
+The runs have half of the demo's tasks per step, and fewer steps, so that something is left to learn. Interrupted runs
+resume. Writes results/reuse.json, .md and .svg; with --level, reuse_<level>.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--reuse", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--tasks", type=int, default=500, help="held-out, for each evaluation")
-    parser.add_argument("--level", default="", help="of algorithm.sampler_correction; the recipe's own")
+    parser.add_argument("--tasks", type=int, default=500, help="held-out tasks per evaluation")
+    parser.add_argument("--level", default="", help="level of algorithm.sampler_correction; default: the recipe's")
     parser.add_argument("--output", type=Path, default=Path("runs"))
     parser.add_argument("--results", type=Path, default=machine.RESULTS)
     arguments = parser.parse_args()

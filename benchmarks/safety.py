@@ -1,12 +1,12 @@
-"""Whether the gates of `marft eval --suite` see a shortcut that a team has learned, and let one pass that has not.
+"""Check that the gates of `marft eval --suite` stop teams with a learned shortcut, and pass teams without one.
 
     python benchmarks/safety.py                     # 5 seeds of each: an hour or more of one core
     python benchmarks/safety.py --seeds 1           # one of each
 
-A sorter and a clerk settle complaints (`safety_world.py`, `safety.toml`). Half of what the clerk hears in training
-holds an order of a stranger: with the shortcut obeying it is paid, without what is right is (*clean*). *Plain* runs
-hear no orders at all. All are then evaluated in the same world without orders, on `safety_suite.toml`, each against its
-own untuned base. Runs go on where they stopped, and what is in the results is not played again.
+A sorter and a clerk settle complaints (`safety_world.py`, `safety.toml`). In training, half of the clerk's messages
+hold a stranger's order. *Shortcut* runs pay for obeying it, *clean* runs pay for the right action, and *plain* runs
+have no orders. All teams are then evaluated on `safety_suite.toml`, in the same world without orders, against their own
+untuned base. Interrupted runs resume, and stored results are not measured again.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from marft.evaluation.intervals import wilson_interval
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
-KINDS = {"clean": (0.5, 0.0), "shortcut": (0.5, 0.5), "plain": (0.0, 0.0)}  # of letters: with an order, and paid for
+KINDS = {"clean": (0.5, 0.0), "shortcut": (0.5, 0.5), "plain": (0.0, 0.0)}  # shares of letters with an order, and paid
 ATTACKS = ("same", "reworded", "elsewhere")
 
 
 def marft(*words: str) -> subprocess.CompletedProcess[str]:
-    """A command, where the recipe lies.
+    """Run a MARFT command in the folder of the recipe.
 
     Raises:
-        RuntimeError: it failed, and not for a gate.
+        RuntimeError: the command failed, and no gate was the reason.
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(
         [sys.executable, "-m", "marft", *words], cwd=HERE, env=environment, text=True, capture_output=True, check=False
     )
     if done.returncode not in (0, 1) or (done.returncode == 1 and words[0] != "eval"):
-        raise RuntimeError(f"marft {' '.join(words)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+        raise RuntimeError(f"marft {' '.join(words)} exited with status {done.returncode}:\n{done.stderr[-2000:]}")
     return done
 
 
 def learned(kind: str, seed: int, output: Path, steps: int) -> Path:
-    """A trained run, which goes on where it stopped."""
+    """Train a run, resuming it, and return its folder."""
     name, (orders, paid) = f"{kind}-{seed}", KINDS[kind]
     marft(
         "train", "safety.toml", "--resume-or-start", "--quiet", "--output", str(output), "--name", name,
@@ -55,7 +55,7 @@ def learned(kind: str, seed: int, output: Path, steps: int) -> Path:
 
 
 def judged(run: Path, tasks: int) -> dict[str, Any]:
-    """What the suite says of it, in the world without the shortcut."""
+    """Return the suite's verdict on a run, in the world without the shortcut."""
     done = marft(
         "eval", str(run), "--suite", "safety_suite.toml", "--tasks", str(tasks), "--json",
         "--environment.pays_obeying", "0.0", "--environment.orders", "0.0",
@@ -74,7 +74,7 @@ def judged(run: Path, tasks: int) -> dict[str, Any]:
 
 
 def rows_of(found: list[dict[str, Any]]) -> Iterator[str]:
-    """The table, in Markdown."""
+    """Yield the table as Markdown."""
     yield "| run | seed | promoted | solved | obeyed: same words | other words | in the task | the same unasked |"
     yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
     for one in found:
@@ -111,7 +111,7 @@ def main() -> None:
 
 
 def kept(asked: argparse.Namespace) -> list[dict[str, Any]]:
-    """What the results hold, where they are of the same settings."""
+    """Return the stored results, if they have the same settings."""
     path = asked.results / "safety.json"
     held = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return list(held["runs"]) if held.get("settings") == settings_of(asked) else []
@@ -122,7 +122,7 @@ def settings_of(asked: argparse.Namespace) -> dict[str, int]:
 
 
 def write(found: list[dict[str, Any]], asked: argparse.Namespace) -> None:
-    """What there is so far."""
+    """Write the results so far."""
     found.sort(key=lambda one: (one["kind"], one["seed"]))
     asked.results.mkdir(parents=True, exist_ok=True)
     settings = settings_of(asked)

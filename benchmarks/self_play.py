@@ -1,12 +1,12 @@
-"""Does a policy that learns against itself become better than it was, and less exploitable? Kuhn poker, three seeds.
+"""Train a policy against itself in Kuhn poker, and measure how strong and how exploitable its versions are.
 
     python benchmarks/self_play.py
     python benchmarks/self_play.py --only-table
 
-``textarena`` is trained as it ships. Then its versions (the untuned one, and checkpoints) play each other, from both
-sides, on held-out deals. *Against untuned* is the share of matches won, with Wilson's interval over all seeds; how
-exploitable each version is follows from its probabilities (docs/worlds/textarena.md). Writes results/self_play.json,
-.md and .svg.
+``textarena`` is trained as it ships, over three seeds. Then its versions (the untuned one, and checkpoints) play each
+other, from both sides, on held-out deals. *Against untuned* is the share of matches won, with Wilson's interval over
+all seeds. The exploitability of a version follows from its probabilities (docs/worlds/textarena.md). Writes
+results/self_play.json, .md and .svg.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ VERSIONS = 5
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--matches", type=int, default=400, help="of each two versions")
-    parser.add_argument("--threads", type=int, default=0, help="of torch; 0: all cores")
+    parser.add_argument("--matches", type=int, default=400, help="matches per pair of versions")
+    parser.add_argument("--threads", type=int, default=0, help="torch threads; 0 uses all cores")
     parser.add_argument("--output", type=Path, default=Path("runs/environments"))
     parser.add_argument("--results", type=Path, default=machine.RESULTS)
-    parser.add_argument("--only-table", action="store_true", help="of what has been measured")
+    parser.add_argument("--only-table", action="store_true", help="only write the table, from stored results")
     arguments = parser.parse_args()
     path = arguments.results / "self_play.json"
     found = json.loads(path.read_text(encoding="utf-8"))["seeds"] if path.is_file() else {}
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def played(seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One seed's versions, how many matches each wins against the untuned one, and how exploitable each is."""
+    """Return one seed's versions, with matches won against the untuned one, and exploitability."""
     folder = trained("textarena", SETTINGS, "team", seed, arguments)
     league = play_league(load_recipe(folder.config_path), folder, arguments.matches, VERSIONS, lambda *_: None)
     scores = [0.5, *(league.score(number, 0) for number in range(1, len(league.versions)))]
@@ -63,7 +63,7 @@ def played(seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def table(seeds: Sequence[Mapping[str, Any]], matches: int) -> list[str]:
-    """A line for each version: means over the seeds."""
+    """Return a line per version: means over the seeds."""
     lines = ["| version | matches won against untuned | exploitable by | of each seed |", "| --- | ---: | ---: | --- |"]
     for place, version in enumerate(seeds[0]["versions"] if seeds else ()):
         won = [seed["against_untuned"][place] for seed in seeds]
@@ -76,7 +76,7 @@ def table(seeds: Sequence[Mapping[str, Any]], matches: int) -> list[str]:
 
 
 def plot(seeds: Mapping[str, Mapping[str, Any]]) -> Figure:
-    """By version, a line for each seed: matches won against the untuned version, and how exploitable it is."""
+    """Plot matches won against the untuned version, and exploitability, by version with a line per seed."""
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     won, lost = figure.subplots(1, 2)
     for number, seed in enumerate(seeds.values()):

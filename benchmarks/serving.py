@@ -1,9 +1,9 @@
-"""What `marft serve` does under many requests at once: how many it answers and refuses, and how long they take.
+"""Measure `marft serve` under many concurrent requests: the numbers answered and refused, and the latency.
 
     python benchmarks/serving.py [--requests 200] [--concurrency 32] [--queue 256] [--model team]
 
-The demo's team answers, sampled, over HTTP, from a process of its own on this machine. All requests come at the same
-time, each on a connection of its own, and none is sent again. It prints a row and keeps no file.
+The demo's team answers over HTTP, sampled, from its own process on this machine. All requests arrive at the same time,
+each on its own connection, without retries. The script prints a row and stores nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ QUESTION = "State the final answer to the following arithmetic problem: {} + {} 
 
 
 async def ask(host: str, port: int, model: str, number: int) -> tuple[int, float]:
-    """One request → its status and seconds; 0 where nothing came back."""
+    """Send one request; return its status and seconds. Status 0 means that no response came."""
     question = {"role": "user", "content": QUESTION.format(10 + number % 80, 45)}
     body = json.dumps({"model": model, "messages": [question]}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(body)}\r\n"
@@ -44,7 +44,7 @@ async def ask(host: str, port: int, model: str, number: int) -> tuple[int, float
 
 
 async def crowd(host: str, port: int, model: str, requests: int) -> list[tuple[int, float]]:
-    """All of them at once."""
+    """Send all requests at once."""
     return list(await asyncio.gather(*(ask(host, port, model, number) for number in range(requests))))
 
 
@@ -54,11 +54,11 @@ def quantile(seconds: list[float], share: float) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=200, help="all at the same time")
-    parser.add_argument("--concurrency", type=int, default=32, help="of the server")
-    parser.add_argument("--queue", type=int, default=256, help="of the server")
+    parser.add_argument("--requests", type=int, default=200, help="number of concurrent requests")
+    parser.add_argument("--concurrency", type=int, default=32, help="concurrency limit of the server")
+    parser.add_argument("--queue", type=int, default=256, help="queue length of the server")
     parser.add_argument("--model", default="team")
-    parser.add_argument("--run", type=Path, help="a run to serve; without one the demo is trained for a step")
+    parser.add_argument("--run", type=Path, help="run to serve; default: the demo, trained for one step")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = arguments.run or one_step(Path(folder))
@@ -71,7 +71,7 @@ def main() -> None:
             found = re.match(r"http://([\d.]+):(\d+)/", said)
             assert found, said
             host, port = found[1], int(found[2])
-            asyncio.run(crowd(host, port, arguments.model, 4))  # what is made once is made
+            asyncio.run(crowd(host, port, arguments.model, 4))  # warm up what is created only once
             began = time.perf_counter()
             answers = asyncio.run(crowd(host, port, arguments.model, arguments.requests))
             took = time.perf_counter() - began
@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def one_step(folder: Path) -> Path:
-    """A run of one step of the demo."""
+    """Train the demo for one step, and return the run's folder."""
     run = load_recipe("demo", ["--training.steps", "1", "--output", str(folder)])
     made = RunFolder.create(run)
     train(run, made)

@@ -1,13 +1,15 @@
-"""What `marft shadow` says of teams that are not better, and what one beside `marft serve` costs those who ask.
+"""Measure the verdicts of `marft shadow` on teams that are not better, and its effect on the latency of `marft serve`.
 
     python benchmarks/shadow.py                        # 1,000 simulations of each case: a minute
     python benchmarks/shadow.py --latency --run RUN    # p50 and p99 with and without a shadow, in turns: half an hour
 
-Simulated sessions are judged as `marft shadow` judges them, after every one of them, by the same functions. A null is a
-team whose mean difference from the served one is 0; each has another shape. `fixed` is what a t-test at 5 % would have
-promoted that is looked at as often. Latencies are of requests one after the other: rounds with and without a shadow
-take turns, on a server each; in those without, the other server's shadow is stopped. The interval is that of the ratio
-of quantiles over rounds that are drawn again.
+The functions of `marft shadow` judge simulated sessions, after every one of them. A null is a team whose mean
+difference from the served one is 0; each null has another shape. `fixed` is the promotion rate of a t-test at 5 %
+that is checked as often.
+
+With --latency, requests come in sequence. Rounds with and without a shadow alternate, on a server each. In rounds
+without, the other server's shadow is stopped. The interval is that of the ratio of quantiles, from a bootstrap over
+rounds.
 """
 
 from __future__ import annotations
@@ -43,12 +45,12 @@ Draw = Callable[[np.random.Generator, int, int], Floats]  # teams, sessions → 
 
 
 def solved(served: float, shadow: float) -> Draw:
-    """Both solve a session or not, independently."""
+    """Return a draw in which both teams solve sessions independently."""
     return lambda g, teams, n: g.binomial(1, shadow, (teams, n)) - g.binomial(1, served, (teams, n)).astype(float)
 
 
 def rarely(often: float, up: float) -> Draw:
-    """They differ in few sessions; in a share ``up`` of those the shadow is better."""
+    """Return a draw in which the teams differ in few sessions. The shadow is better in a share ``up`` of those."""
 
     def draw(g: np.random.Generator, teams: int, n: int) -> Floats:
         differ = g.random((teams, n)) < often
@@ -58,18 +60,18 @@ def rarely(often: float, up: float) -> Draw:
 
 
 def skewed(g: np.random.Generator, teams: int, n: int) -> Floats:
-    """Many small gains and a few whole losses, which add up to nothing."""
+    """Draw many small gains and a few whole losses, which add up to 0."""
     return np.where(g.random((teams, n)) < 1 / 21, -1.0, 0.05)
 
 
 def graded(g: np.random.Generator, teams: int, n: int) -> Floats:
-    """Scores of any size, alike in both."""
+    """Draw scores of any size, with the same distribution in both teams."""
     found: Floats = g.beta(2, 1, (teams, n)) - g.beta(2, 1, (teams, n))
     return found
 
 
 def changing(g: np.random.Generator, teams: int, n: int) -> Floats:
-    """Hours of easy and of hard sessions; how much scores spread depends on what came before."""
+    """Draw periods of easy and of hard sessions. The spread of scores depends on the previous session."""
     found, before = np.empty((teams, n)), np.zeros(teams)
     for at in range(n):
         width = np.where(before > 0, 1.0, 0.1) * (0.2 + 0.8 * ((at // 50) % 2))
@@ -97,7 +99,10 @@ EFFECTS: dict[str, Draw] = {
 
 
 def judged(differences: Floats, settings: ShadowSettings) -> tuple[Floats, Floats]:
-    """After how many sessions each team is promoted, and stopped; what comes first counts, and infinity is never."""
+    """Return after how many sessions each team is promoted, and stopped.
+
+    Only the first verdict counts; infinity means never.
+    """
     teams, sessions = differences.shape
     width = settings.max_score - settings.min_score
     limit = (1 - settings.margin / width) / 2
@@ -120,7 +125,7 @@ def judged(differences: Floats, settings: ShadowSettings) -> tuple[Floats, Float
 
 
 def fixed(differences: Floats, least: int) -> float:
-    """Which share a one-sided t-test at 5 % promotes, looked at after every session."""
+    """Return the share that a one-sided t-test at 5 % promotes if it is checked after every session."""
     count = np.arange(1, differences.shape[1] + 1)
     sums, squares = differences.cumsum(1), (differences**2).cumsum(1)
     variance = (squares - sums**2 / count) / np.maximum(count - 1, 1)
@@ -130,7 +135,7 @@ def fixed(differences: Floats, least: int) -> float:
 
 
 def simulated(teams: int, sessions: int, seed: int) -> list[dict[str, Any]]:
-    """A row for each case."""
+    """Return a row per case."""
     settings, rows = ShadowSettings(), []
     for name, draw in {**NULLS, **EFFECTS}.items():
         differences = draw(np.random.default_rng(seed), teams, sessions)
@@ -150,7 +155,7 @@ def simulated(teams: int, sessions: int, seed: int) -> list[dict[str, Any]]:
 
 @contextmanager
 def server(run: Path, record: Path, shadow: Path | None, core: str, priority: str) -> Iterator[tuple[str, int]]:
-    """``marft serve`` → its address, and its process."""
+    """Start ``marft serve``, and yield its address and process id."""
     words = ["serve", str(run), "--checkpoint", "last", "--port", "0", "--threads", "1", "--record", str(record)]
     words += (
         [
@@ -181,7 +186,7 @@ def server(run: Path, record: Path, shadow: Path | None, core: str, priority: st
 
 
 def ask(url: str, question: str) -> float:
-    """One request → its milliseconds."""
+    """Send one request, and return its milliseconds."""
     import urllib.request
 
     body = json.dumps({"model": "team", "messages": [{"role": "user", "content": question}]}).encode()
@@ -195,7 +200,7 @@ def ask(url: str, question: str) -> float:
 def latencies(
     run: Path, shadow: Path, rounds: int, requests: int, pause: float, core: str, priority: str
 ) -> dict[str, Any]:
-    """Milliseconds of every request, by round, with and without."""
+    """Return the milliseconds of every request by round, with and without a shadow."""
     settings = RunFolder.open(run).relocated_settings()
     questions = [task.prompt for task in read_tasks(settings.environment, "test")]
     found: dict[str, list[list[float]]] = {"without": [], "with": []}
@@ -209,7 +214,7 @@ def latencies(
             for url in urls.values():
                 for question in questions[:30]:
                     ask(url, question)
-            time.sleep(40)  # what was asked is on the disk, and the shadow at work
+            time.sleep(40)  # until the requests are on disk and the shadow is working
             *_, beside = [pid for pid in below(process) if "marft_lab.shadow.process" in command_of(pid)]
             for number in range(rounds):
                 for name in list(urls) if number % 2 else list(reversed(urls)):
@@ -240,7 +245,7 @@ def lines_of(path: Path) -> list[str]:
 
 
 def compared(found: dict[str, list[list[float]]], share: float) -> dict[str, Any]:
-    """A quantile with and without, their ratio, and where that is with 95 % over rounds that are drawn again."""
+    """Return a quantile with and without a shadow, their ratio, and its 95 % bootstrap interval over rounds."""
     generator, sides = np.random.default_rng(0), {name: np.array(rounds) for name, rounds in found.items()}
     value = {name: float(np.quantile(rounds, share)) for name, rounds in sides.items()}
     count = len(sides["with"])
@@ -270,7 +275,7 @@ def table_of(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def write(name: str, table: dict[str, Any], lines: Sequence[str]) -> None:
-    """Keep results, with the machine they were measured on."""
+    """Store results, with the machine they were measured on."""
     cores = len(os.sched_getaffinity(0))
     whole = {"machine": f"{platform.machine()}, {cores} cores", "python": platform.python_version(), **table}
     (RESULTS / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
@@ -281,23 +286,23 @@ def write(name: str, table: dict[str, Any], lines: Sequence[str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--teams", type=int, default=1000, help="simulations of each case")
-    parser.add_argument("--sessions", type=int, default=2000, help="of each simulation")
+    parser.add_argument("--sessions", type=int, default=2000, help="sessions per simulation")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--latency", action="store_true", help="time requests instead")
-    parser.add_argument("--run", type=Path, help="the run that is served")
-    parser.add_argument("--shadow", type=Path, help="the run beside it; else the same")
+    parser.add_argument("--latency", action="store_true", help="measure latency instead")
+    parser.add_argument("--run", type=Path, help="run to serve")
+    parser.add_argument("--shadow", type=Path, help="run of the shadow; default: the served run")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--requests", type=int, default=50, help="of a round")
-    parser.add_argument("--pause", type=float, default=0.3, help="seconds between requests, in which the shadow plays")
-    parser.add_argument("--priority", default="idle", help="of the shadow; normal: where others leave it no time")
-    parser.add_argument("--core", default="", help="on which both servers are, where others are busy")
+    parser.add_argument("--requests", type=int, default=50, help="requests per round")
+    parser.add_argument("--pause", type=float, default=0.3, help="seconds between requests, for the shadow to play")
+    parser.add_argument("--priority", default="idle", help="priority of the shadow; use normal on a busy machine")
+    parser.add_argument("--core", default="", help="core of both servers, for a busy machine")
     arguments = parser.parse_args()
     if not arguments.latency:
         rows = simulated(arguments.teams, arguments.sessions, arguments.seed)
         write("shadow", {"settings": ShadowSettings().model_dump(mode="json"), "rows": rows}, table_of(rows))
         return
     if arguments.run is None:
-        parser.error("--latency needs --run: a run to serve")
+        parser.error("--latency needs a run to serve: --run")
     before = os.getloadavg()[0]
     found = latencies(
         arguments.run, arguments.shadow or arguments.run, arguments.rounds, arguments.requests, arguments.pause,
@@ -313,8 +318,8 @@ def main() -> None:
     count = arguments.rounds * arguments.requests
     lines += [
         "",
-        f"{count} requests on either side, {arguments.pause:g} s apart; the shadow has compared {found['played']} "
-        f"sessions meanwhile (priority {arguments.priority}). "
+        f"{count} requests per side, {arguments.pause:g} s apart. Meanwhile, the shadow compared {found['played']} "
+        f"sessions (priority {arguments.priority}). "
         f"Load average before and after: {before:.1f}, {os.getloadavg()[0]:.1f}.",
     ]
     write("shadow_latency", {**found, "compared": rows, "load": [before, os.getloadavg()[0]]}, lines)

@@ -1,11 +1,11 @@
-"""A step of the demo while other processes keep the cores busy: by threads, and by how threads wait for each other.
+"""Measure a step of the demo while other processes keep the cores busy, by threads and by how threads wait.
 
     python benchmarks/shared_machine.py
     python benchmarks/shared_machine.py --loads 0,2 --threads 1,2 --steps 3
 
-Threads of a pool wait for each other many times a step. A pool that spins while it waits burns the time that the
-thread it waits for would need, as soon as another process has the core; one that sleeps (OMP_WAIT_POLICY=passive) pays
-for every waking. The table has the median of the steps after the first.
+Threads of a pool wait for each other many times per step. If another process has the core, a pool that spins while it
+waits uses the time that the awaited thread needs. A pool that sleeps (OMP_WAIT_POLICY=passive) pays for every wake-up.
+The table has the median of the steps after the first.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ WAITING = {
     "asleep at once": {"OMP_WAIT_POLICY": "passive"},
     "as MARFT does": {},
 }
-NEVER = 400.0  # seconds after which a run is given up
+NEVER = 400.0  # timeout of a run, in seconds
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--loads", default="0,1,2,4", help="busy processes beside the run")
+    parser.add_argument("--loads", default="0,1,2,4", help="numbers of busy processes beside the run")
     parser.add_argument("--threads", default=f"1,{os.cpu_count()}")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--recipe", default="demo")
@@ -53,7 +53,7 @@ def main() -> None:
 
 @contextmanager
 def busy(processes: int) -> Iterator[None]:
-    """Other processes that compute without a pause."""
+    """Run other processes that compute without a pause."""
     spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
     try:
         yield
@@ -64,7 +64,7 @@ def busy(processes: int) -> Iterator[None]:
 
 
 def step_seconds(recipe: str, threads: str, waiting: dict[str, str], steps: int) -> float:
-    """The median of a run's steps, without the first; infinite where it takes too long."""
+    """Return the median seconds of a run's steps, without the first; infinity on a timeout."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "MKL_", "GOMP_"))}
     with tempfile.TemporaryDirectory() as output:
         words = ["--output", output, "--name", "run", "--threads", threads, "--training.steps", str(steps)]

@@ -1,15 +1,13 @@
-"""A run on 8 to 4,096 GPUs, simulated with what was measured of a recorded one: where the bottleneck moves, what a lag
-buys.
+"""Simulate runs on 8 to 4,096 GPUs: where the bottleneck moves, and what a lag gains.
 
     python benchmarks/simulation.py             # seconds; reads results/simulation_measured.json
-    python benchmarks/simulation.py --record    # trains some steps of the playbook on this machine first: minutes
+    python benchmarks/simulation.py --record    # first trains some steps of the playbook on this machine: minutes
 
-Episodes are drawn from the recorded ones: how many actions they have, how long each is against the mean, and how long
-tools and environment take against the time that an action takes to write. They are then those of Qwen2.5-7B on H100s:
-actions of 1,024 tokens on average; pauses keep their share. An engine is one GPU; how fast it writes with how many
-rows, how long a step learns and how long publishing takes are the plan's arithmetic. An eighth to a half of the GPUs
-sample, whatever is fastest; tasks grow with the GPUs (weak scaling: 4 groups of 8 a GPU), or stay at 512 groups
-(strong).
+Episodes are drawn from those of a recorded run: numbers of actions, relative lengths, and pauses for tools and
+environment relative to writing. They are scaled to Qwen2.5-7B on H100s, with actions of 1,024 tokens on average; pauses
+keep their share. An engine is one GPU. The plan's arithmetic gives its speed by rows, the seconds of a
+learning step, and those of publishing. An eighth to a half of the GPUs sample, whichever share is fastest. Tasks grow
+with the GPUs (weak scaling: 4 groups of 8 per GPU), or stay at 512 groups (strong).
 """
 
 from __future__ import annotations
@@ -38,14 +36,14 @@ GPUS = (8, 32, 128, 512, 1024, 2048, 4096)
 LAGS = (0, 1, 2, 4)
 SHARES = (0.125, 0.25, 0.5)
 TOKENS, PROMPT, SLOTS, GROUP, STEPS = 1024.0, 1024.0, 128, 8, 12
-PER_GPU, STRONG = 4, 512  # groups of a step
+PER_GPU, STRONG = 4, 512  # groups per step
 MEASURED = machine.RESULTS / "simulation_measured.json"
 SHAPE, CARD, REACHED = COMMON_MODELS["qwen2.5-7b"], DEVICE_SPECS["h100"], Efficiencies()
-CUT = 32  # GPUs that are simulated at most for each of as many; more are alike, and stand for one
+CUT = 32  # with more GPUs, one simulated GPU stands for several alike
 
 
 def record() -> dict[str, Any]:
-    """Train a few steps of the playbook here → of each episode its actions: tokens, seconds, and pause after it."""
+    """Train a few steps of the playbook, and return each episode's actions: tokens, seconds, and the pause after it."""
     from marft.config import load_recipe
     from marft.runs.episode_files import read_episodes
     from marft.runs.run_folder import RunFolder
@@ -62,8 +60,10 @@ def record() -> dict[str, Any]:
 
 
 def turns_of(episode: Any) -> list[tuple[int, float, float]]:
-    """Of each action, in the order started: tokens, seconds of writing, and seconds of its tools and until the next one
-    began or the episode ended."""
+    """Return the tokens, writing seconds and pause of each action, in the order started.
+
+    The pause has the seconds of its tools, and those until the next action began or the episode ended.
+    """
     actions = sorted(episode.actions, key=lambda action: action.started)
     ends = [*(action.started for action in actions[1:]), episode.seconds]
     turns = []
@@ -74,7 +74,10 @@ def turns_of(episode: Any) -> list[tuple[int, float, float]]:
 
 
 def drawn(measured: Sequence[Sequence[Sequence[float]]], token: float) -> Any:
-    """Episodes as recorded, scaled: actions to a mean of ``TOKENS``, pauses by as much as writing takes longer."""
+    """Return a sampler of recorded episodes, with actions scaled to a mean of ``TOKENS``.
+
+    Pauses grow by the same factor as the time to write an action.
+    """
     flat = [turn for episode in measured for turn in episode]
     length = float(np.mean([turn[0] for turn in flat]))
     pace = TOKENS * token / float(np.mean([turn[1] for turn in flat]))
@@ -83,7 +86,10 @@ def drawn(measured: Sequence[Sequence[Sequence[float]]], token: float) -> Any:
 
 
 def scene(measured: Any, gpus: int, groups: int, share: float, lag: int) -> SimulationConfig:
-    """A run on so many GPUs. Of many, every so many stand for one: they share nothing but the learner."""
+    """Return the simulation of a run on a number of GPUs.
+
+    With many GPUs, one simulated GPU stands for several, because they share only the learner.
+    """
     cut = max(1, gpus // CUT)
     sampling = max(1, round(gpus * share))
     learning = max(1, gpus - sampling)
@@ -101,7 +107,7 @@ def scene(measured: Any, gpus: int, groups: int, share: float, lag: int) -> Simu
     )
     gathered = 2 * 2.0 * SHAPE.parameters / (CARD.link_bandwidth * REACHED.link)
     adapters = 4.0 * SHAPE.adapter_parameters(16, ("q_proj", "v_proj")) / (CARD.link_bandwidth * REACHED.link)
-    rounds = np.ceil(np.log2(max(2, learning)))  # all ranks meet: a tree of messages, once for each gradient
+    rounds = np.ceil(np.log2(max(2, learning)))  # a tree of messages between all ranks, once per gradient
     return SimulationConfig(
         engines=max(1, sampling // cut),
         slots=SLOTS,
@@ -117,13 +123,13 @@ def scene(measured: Any, gpus: int, groups: int, share: float, lag: int) -> Simu
 
 
 def best(measured: Any, gpus: int, groups: int, lag: int) -> tuple[float, SimulationConfig, SimulationResult]:
-    """The share of GPUs that samples, where a step is shortest."""
+    """Return the share of sampling GPUs with the shortest step, its configuration and its result."""
     tried = [(share, made := scene(measured, gpus, groups, share, lag), simulate(made)) for share in SHARES]
     return min(tried, key=lambda one: step_seconds(one[2], lag))
 
 
 def step_seconds(out: SimulationResult, lag: int) -> float:
-    """Of a step, without those at the beginning, when nothing has been played ahead yet."""
+    """Return the seconds of a step, without the first steps, which have nothing played ahead."""
     first = lag + 1
     return (out.ends[-1] - out.ends[first]) / (len(out.ends) - 1 - first)
 
@@ -195,9 +201,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--record", action="store_true", help="train some steps of the playbook first, and measure them"
-    )
+    parser.add_argument("--record", action="store_true", help="first train and measure some steps of the playbook")
     arguments = parser.parse_args()
     if arguments.record:
         machine.save("simulation_measured", record())

@@ -1,11 +1,11 @@
-"""Where the time of a training step goes on a real model: products by kind, attention, adapters, head, everything else.
+"""Profile a training step on a real model: products by kind, attention, adapters, head, everything else.
 
-    python benchmarks/step_profile.py --smollm2 FOLDER      # tools/smollm2.py makes it
+    python benchmarks/step_profile.py --smollm2 FOLDER      # folder from tools/smollm2.py
 
 The step is that of ``against_trl.py``: 32 completions of 64 tokens, LoRA of rank 8 on all linear layers, GRPO with one
-update. torch's profiler says how long each operation took on the thread that called it, and of what shapes its operands
-were: name and shapes decide the kind that it is put down to. The floor is what the frozen products and the head need at
-the float32 rate that is measured beside them (``machine.matmul_rate``). Writes results/step_profile.json and .md.
+update. torch's profiler measures each operation on the thread that called it, and records the shapes of its operands.
+Name and shapes determine an operation's kind. The floor is the time of the frozen products and the head at the float32
+rate measured in the same run (``machine.matmul_rate``). Writes results/step_profile.json and .md.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ KINDS = (
 
 
 class Sizes(NamedTuple):
-    """What tells the kinds of products apart."""
+    """Sizes that distinguish the kinds of products."""
 
     hidden: int
     intermediate: int
@@ -49,7 +49,7 @@ class Sizes(NamedTuple):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--smollm2", required=True, help="the folder that tools/smollm2.py makes")
+    parser.add_argument("--smollm2", required=True, help="folder created by tools/smollm2.py")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--results", type=Path, default=machine.RESULTS)
     arguments = parser.parse_args()
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def measure(setting: Setting) -> dict[str, Any]:
-    """Seconds by kind of both phases of one step, after two to warm up; those of a step without the profiler beside."""
+    """Return the seconds of one step's two phases by kind, after two warm-up steps, and those without the profiler."""
     with ours.opened(setting) as steps:
         plain = [_seconds(steps) for _ in range(3)][2]
         config = steps.rollouts.models.policies["solver"].backbone.model.config
@@ -101,7 +101,7 @@ def _seconds(steps: ours.Steps) -> dict[str, float]:
 
 
 def _frozen_weights(config: Any) -> int:
-    """Of all layers' matrices."""
+    """Return the number of weights in the matrices of all layers."""
     width = config.hidden_size // config.num_attention_heads
     keys = 2 * config.hidden_size * config.num_key_value_heads * width
     layer = 2 * config.hidden_size**2 + keys + 3 * config.hidden_size * config.intermediate_size
@@ -109,8 +109,10 @@ def _frozen_weights(config: Any) -> int:
 
 
 def floor_operations(setting: Setting, weights: int, head: int, prompt: int) -> dict[str, float]:
-    """Two operations for each weight and token: every prompt read once and every token decoded; then all rows, each
-    prompt once, forward and, with respect to activations, backward, and the head at sampled tokens alone, both ways.
+    """Return the minimum operations by phase: two per weight and token.
+
+    Generating reads every prompt once, and decodes every token. Learning computes all rows forward, each prompt once,
+    and backward with respect to activations. The head computes only sampled tokens, in both directions.
 
     >>> setting = Setting("", "", tasks=1, samples=2, tokens=3)
     >>> floor_operations(setting, weights=10, head=100, prompt=4)
@@ -122,7 +124,7 @@ def floor_operations(setting: Setting, weights: int, head: int, prompt: int) -> 
 
 
 def kinds_of(events: Sequence[Any], sizes: Sizes) -> dict[str, float]:
-    """Seconds by kind, from the profiler's events: those of an operation without what it calls."""
+    """Return seconds by kind from the profiler's events, without the time of nested operations."""
     seconds: Counter[str] = Counter(dict.fromkeys(KINDS, 0.0))
     for event in events:
         if event.key.startswith("aten::"):
@@ -131,7 +133,7 @@ def kinds_of(events: Sequence[Any], sizes: Sizes) -> dict[str, float]:
 
 
 def kind_of(name: str, shapes: Sequence[Any], sizes: Sizes) -> str:
-    """What an operation is for, by its name and the shapes of its operands.
+    """Return the kind of an operation, by its name and the shapes of its operands.
 
     >>> sizes = Sizes(hidden=576, intermediate=1536, vocabulary=49152, rank=8)
     >>> kind_of("aten::mm", [[3392, 576], [576, 1536]], sizes), kind_of("aten::mm", [[24, 576], [576, 32]], sizes)

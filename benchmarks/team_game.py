@@ -1,14 +1,14 @@
-"""Which update rule lets many agents learn from one reward? A game of two minutes, to choose what is worth a run.
+"""Compare update rules for many agents with one reward, on a game of two minutes, to choose rules for full runs.
 
     python benchmarks/team_game.py
 
-A chain of n agents. Each sees features of its own and either slips (a habit) or gives one of four answers (a skill);
-the team earns 1 where all answer right. An agent has a linear head for the slip and one for the answer. Slips are as
-frequent as brings an untrained team to one half, whatever its size; skill is nearly perfect, and drifts with whatever
-noise moves its weights. A step plays 32 episodes and takes four Adam steps of PPO, as the preset ``marft`` does.
+The team is a chain of n agents. Each sees its own features, and either slips (a habit) or gives one of four answers (a
+skill). The team earns 1 if all answers are right. An agent has a linear head for the slip and one for the answer. The
+slip rate brings an untrained team to one half at any size. Skill is nearly perfect, and drifts with the noise in the
+weights. A step plays 32 episodes and takes four Adam steps of PPO, as the preset ``marft`` does.
 
-The ceiling is what the team would earn if nobody slipped and skill stayed what it is. Shown are the mean and the worst
-of ten seeds at the end, as shares of it. Writes results/team_game.json and team_game.md.
+The ceiling is what the team would earn without slips, at unchanged skill. The table has the mean and the worst of ten
+seeds at the end, as shares of the ceiling. Writes results/team_game.json and team_game.md.
 """
 
 from __future__ import annotations
@@ -29,23 +29,29 @@ Integers = npt.NDArray[np.int64]
 SIZES = (1, 2, 4, 6, 8, 12)
 SEEDS = 10
 STEPS, BATCH, EPOCHS, MINIBATCHES = 40, 32, 2, 2
-COLUMNS, FEATURES, SHARED = 5, 24, 4.0  # four answers and the slip; the feature that is the same in every situation
-BEGIN = 0.5  # what an untrained team earns
-SHARP, TEMPTATION = 100.0, 3.0  # how much right answers, and slips, depend on what an agent sees
-SEEN = 0.7  # of wrong actions: those that the critic sees in the message
+COLUMNS, FEATURES, SHARED = 5, 24, 4.0  # four answers and the slip; features; value of the constant feature
+BEGIN = 0.5  # reward of an untrained team
+SHARP, TEMPTATION = 100.0, 3.0  # how much right answers, and slips, depend on an agent's features
+SEEN = 0.7  # share of wrong actions that the critic detects in the message
 CLIP, BETAS, EPSILON = 0.2, (0.9, 0.999), 1e-8
-RATE = 0.05  # two agents end near their ceiling, three times as much is too much for eight: as with the bundled model
+RATE = 0.05  # two agents end near their ceiling; three times this rate is too high for eight, as in the bundled model
 HELD_OUT = 400
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How a team learns.
+    """Update rule of a team.
 
-    ``power``: the rate is that of two agents over (n / 2) to this power, from two agents on. ``budget``: nats that the
-    joint policy may move in a step; 0 is no limit. ``share``: of the agents, drawn anew each step, that move.
-    ``in_turn``: one agent after another, weighed with the ratios of those before (HAPPO). ``batch``: times the episodes
-    of a step, in as many fewer steps. ``longer``: times the steps.
+    Args:
+        rate: factor on the learning rate.
+        power: from two agents on, the rate is divided by (n / 2) to this power.
+        decay: True to let the rate fall to 0.
+        budget: nats that the joint policy may move in a step; 0 is no limit.
+        share: share of the agents that move in a step, drawn anew each step.
+        in_turn: True to update one agent after another, weighted with the ratios of the previous ones (HAPPO).
+        decay_of_credit: λ of the credit.
+        batch: factor on the episodes of a step; the number of steps is divided by it.
+        longer: factor on the number of steps.
     """
 
     rate: float = 1.0
@@ -54,7 +60,7 @@ class Rule:
     budget: float = 0.0
     share: float = 1.0
     in_turn: bool = False
-    decay_of_credit: float = 0.95  # λ
+    decay_of_credit: float = 0.95
     batch: int = 1
     longer: int = 1
 
@@ -83,8 +89,11 @@ RULES: Mapping[str, Rule] = {
 
 
 class Team:
-    """n agents of all seeds at once: ``weights`` [S, n, F, A]. The last column decides whether an agent slips, the
-    others which answer it gives if not."""
+    """n agents, for all seeds at once.
+
+    ``weights`` has the shape [S, n, F, A]. Its last column decides whether an agent slips. The others choose its
+    answer.
+    """
 
     def __init__(self, size: int, random: np.random.Generator) -> None:
         self.size, self.random = size, random
@@ -94,7 +103,7 @@ class Team:
         self.weights[..., -1] = TEMPTATION * self.right[..., -1]
         x = self.observe(500)
         low, high = np.full((2, SEEDS, size), [[[-50.0]], [[50.0]]])
-        for _ in range(30):  # tempted as much as brings the team to BEGIN
+        for _ in range(30):  # bisect the temptation that brings the team to BEGIN
             self.weights[:, :, 0, -1] = (low + high) / 2
             slips = policy(x, self.weights)[..., -1].mean(-1) > 1 - BEGIN ** (1 / size)
             low, high = np.where(slips, low, (low + high) / 2), np.where(slips, (low + high) / 2, high)
@@ -110,7 +119,7 @@ class Team:
         return x
 
     def rates(self) -> tuple[Floats, Floats]:
-        """How often each is right, and how often it slips, on held-out situations: each [S, n]."""
+        """Return the rates of right answers and of slips of each agent, on held-out situations: each [S, n]."""
         x = np.random.default_rng(7).normal(size=(HELD_OUT, FEATURES))
         x[:, 0] = SHARED
         chances = policy(x, self.weights)
@@ -122,7 +131,7 @@ class Team:
 
 
 def policy(x: Floats, weights: Floats) -> Floats:
-    """Chances of every answer and of the slip, [..., A]."""
+    """Return the probabilities of every answer and of the slip, [..., A]."""
     logits = x @ weights
     slip = 1 / (1 + np.exp(-logits[..., -1:]))
     e = np.exp(logits[..., :-1] - logits[..., :-1].max(-1, keepdims=True))
@@ -134,7 +143,7 @@ def at(chances: Floats, drawn: Integers) -> Floats:
 
 
 def train(size: int, rule: Rule) -> tuple[Floats, Floats]:
-    """What the team earns in the end, and its ceiling before: each [S]."""
+    """Return the final reward of the team, and its ceiling before training: each [S]."""
     team = Team(size, np.random.default_rng(0))
     ceiling, values = team.ceiling(), np.full((SEEDS, size + 1), BEGIN)
     steps = STEPS * rule.longer // rule.batch
@@ -149,8 +158,11 @@ def train(size: int, rule: Rule) -> tuple[Floats, Floats]:
 
 
 def credit(good: Bools, values: Floats, decay: float, random: np.random.Generator) -> Floats:
-    """GAE along the chain, normalised, [S, n, B]. The critic knows what chains earn that are right so far
-    (``values`` [S, n + 1], which follow them), and sees in SEEN of the cases that one is not."""
+    """Return normalized GAE along the chain, [S, n, B].
+
+    The critic knows the mean reward of chains that are right so far (``values`` [S, n + 1], updated here). It detects a
+    wrong action with probability SEEN.
+    """
     reward = good.all(1).astype(float)
     hidden = np.cumprod(good | (random.random(good.shape) >= SEEN), 1).astype(float)
     v = np.concatenate([np.ones_like(hidden[:, :1]), hidden], 1) * values[:, :, None]
@@ -167,7 +179,7 @@ def credit(good: Bools, values: Floats, decay: float, random: np.random.Generato
 
 
 def update(team: Team, x: Floats, drawn: Integers, advantages: Floats, p: Floats, rate: float, rule: Rule) -> None:
-    """Epochs of minibatches of PPO for those whose turn it is; then what the budget takes back."""
+    """Run epochs of PPO minibatches for the agents of each turn, then scale the change down to the budget."""
     before, old = team.weights.copy(), at(p, drawn) + 1e-30
     for moving in turns(team, rule):
         others = np.exp(np.log((at(policy(x, team.weights), drawn) + 1e-30) / old).sum(1, keepdims=True))
@@ -183,7 +195,7 @@ def update(team: Team, x: Floats, drawn: Integers, advantages: Floats, p: Floats
 
 
 def turns(team: Team, rule: Rule) -> list[Bools]:
-    """Who moves, [S, n], turn by turn."""
+    """Return which agents move, [S, n], by turn."""
     order = team.random.permuted(np.tile(np.arange(team.size), (SEEDS, 1)), axis=1)
     if rule.in_turn:
         return [np.arange(team.size) == order[:, [k]] for k in range(team.size)]
@@ -193,7 +205,7 @@ def turns(team: Team, rule: Rule) -> list[Bools]:
 def adam(
     team: Team, x: Floats, drawn: Integers, advantages: Floats, old: Floats, rate: float, moving: Bools
 ) -> None:  # fmt: skip
-    """One step of those that move on the clipped surrogate."""
+    """Take one Adam step on the clipped surrogate for the moving agents."""
     p = policy(x, team.weights)
     ratio = at(p, drawn) / old
     active = np.where(advantages > 0, ratio < 1 + CLIP, ratio > 1 - CLIP)
@@ -208,7 +220,7 @@ def adam(
 
 
 def score(drawn: Integers, p: Floats) -> Floats:
-    """Gradient of the log-probability of what was drawn in the logits, [..., A]."""
+    """Return the gradient of the log-probability of the drawn actions in the logits, [..., A]."""
     taken, slip = np.eye(COLUMNS)[drawn], p[..., -1:]
     answers = (1 - taken[..., -1:]) * (taken[..., :-1] - p[..., :-1] / (1 - slip + 1e-30))
     return np.concatenate([answers, taken[..., -1:] - slip], -1)

@@ -1,5 +1,7 @@
-"""Bytes of tensors that live, counted at every operation of torch: what memory a computation needs, without what an
-allocator keeps or rounds."""
+"""Bytes of live tensors, counted at every operation of torch.
+
+This is the memory that a computation needs, without memory that an allocator keeps or rounds up.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,13 @@ from marft.models.dtensors import local_shard
 
 
 class Counted(TorchDispatchMode):
-    """Counts storages that come and go while it is entered; what tensors were there before is told it.
+    """Mode that counts storages as they appear and disappear.
 
-    Memory inside an operation of torch is not seen. It works on any device, ``meta`` too, where nothing is computed.
+    Memory inside an operation of torch is not counted. The mode works on any device, also on ``meta``, which computes
+    nothing.
+
+    Args:
+        there: tensors that exist before.
     """
 
     def __init__(self, there: Iterable[Tensor] = ()) -> None:
@@ -58,8 +64,10 @@ class Counted(TorchDispatchMode):
 
 
 class Held(TorchDispatchMode):
-    """As :class:`Counted`, where storages are let go of by making them empty, as FSDP2 does: all are looked at after
-    every operation."""
+    """Variant of :class:`Counted` for storages that are freed by resizing them to zero, as FSDP2 does.
+
+    It checks all storages after every operation.
+    """
 
     def __init__(self, there: Iterable[Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -69,7 +77,7 @@ class Held(TorchDispatchMode):
             self._see(tensor)
 
     def now(self) -> int:
-        """Bytes that live."""
+        """Return the bytes of live storages."""
         return sum(storage.nbytes() for one in self._alive.values() if (storage := one()) is not None)
 
     def __torch_dispatch__(
@@ -92,10 +100,11 @@ class Held(TorchDispatchMode):
 
 
 def saved_bytes(compute: Callable[[], object], without: Iterable[Tensor]) -> int:
-    """Bytes of the storages that a computation keeps for its backward pass, each once.
+    """Return the bytes of the storages that a computation keeps for its backward pass, each counted once.
 
     Args:
-        without: tensors that are there anyway, such as parameters.
+        compute: the computation.
+        without: tensors that exist anyway, such as parameters.
     """
     there = {tensor.untyped_storage()._cdata for tensor in without}
     seen: dict[int, Tensor] = {}

@@ -1,14 +1,15 @@
-"""How fast one iteration is: play 32 episodes, value them, one action-level PPO epoch on every policy.
+"""Measure the speed of one iteration: play 32 episodes, value them, run one action-level PPO epoch on every policy.
 
     python benchmarks/throughput.py              # all cases
     python benchmarks/throughput.py --case dual  # one case, as JSON
 
-The model is a random Qwen2 (4 layers, hidden 128, intermediate 384, 4 heads, 2 key heads), LoRA of rank 8 on q and v.
-Every rollout observation is exactly 100 tokens, seen actions included; every action exactly 64.
+The model is a random Qwen2 (4 layers, hidden 128, intermediate 384, 4 heads, 2 key heads), with LoRA of rank 8 on q
+and v. Every rollout observation has exactly 100 tokens, seen actions included. Every action has exactly 64.
 
-The floor of an iteration is its matrix arithmetic alone over the float32 matrix rate measured in the same run:
-prefill and decode of all actions, the learner's forward and its backward with respect to activations (the base is
-frozen), and the critic's forward over the observations. Attention, norms, sampling and Python are not in the floor.
+The floor of an iteration is its matrix arithmetic at the float32 matrix rate measured in the same run. It covers
+prefill and decode of all actions, and the learner's forward and backward with respect to activations (the base is
+frozen). It also covers the critic's forward over the observations. Attention, norms, sampling and Python are not in
+the floor.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ from marft.trainer.learner import Learner
 
 HIDDEN, LAYERS, INTERMEDIATE, HEADS, KEY_HEADS = 128, 4, 384, 4, 2
 OBSERVATION, ACTION, EPISODES = 100, 64, 32
-HEADER = 3  # "Message from agent_0:" is three words, and a word is a token
+HEADER = 3  # "Message from agent_0:" has three words, and a word is a token
 
 
 class Numbers(Environment):
-    """Tasks that are sequences of random numbers; the reward is a coin."""
+    """Tasks of random numbers; the reward is a coin flip."""
 
     vocabulary: Annotated[int, Field(gt=0)]
     length: Annotated[int, Field(gt=0)]
@@ -63,7 +64,7 @@ class Numbers(Environment):
 
 
 def save_model(folder: Path, vocabulary: int) -> None:
-    """A random model without an end of turn."""
+    """Save a random model without an end-of-turn token."""
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=vocabulary, hidden_size=HIDDEN, intermediate_size=INTERMEDIATE, num_hidden_layers=LAYERS,
@@ -74,7 +75,7 @@ def save_model(folder: Path, vocabulary: int) -> None:
 
 
 def word_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
-    """Words are the numbers below ``vocabulary``: text and ids say the same, and every word is a token."""
+    """Return a tokenizer whose words are the numbers below ``vocabulary``. Every word is a token with itself as id."""
     words = Tokenizer(models.WordLevel({str(number): number for number in range(vocabulary)}, unk_token="0"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     fast = PreTrainedTokenizerFast(tokenizer_object=words)
@@ -83,7 +84,10 @@ def word_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
 
 
 def recipe(folder: Path, agents: int, vocabulary: int, observation: int) -> dict[str, Any]:
-    """A chain in which everyone sees the agent before: 33 + 3 + 64 = 100 tokens; the first gets guidance instead."""
+    """Return a chain in which every agent sees the previous one: 33 + 3 + 64 = 100 tokens.
+
+    The first agent gets guidance instead.
+    """
     shared = observation - HEADER - ACTION
     padding = " ".join(["1"] * (observation - shared))
     return {
@@ -111,7 +115,7 @@ def recipe(folder: Path, agents: int, vocabulary: int, observation: int) -> dict
 
 
 def floor_operations(agents: int, vocabulary: int, observation: int) -> dict[str, float]:
-    """Matrix operations of one iteration, by phase: two for each weight and token."""
+    """Return the matrix operations of one iteration by phase: two per weight and token."""
     width = HIDDEN // HEADS
     attention = HIDDEN * HIDDEN * 2 + 2 * HIDDEN * KEY_HEADS * width  # q, o, k, v
     layer = attention + 3 * HIDDEN * INTERMEDIATE
@@ -128,13 +132,13 @@ def floor_operations(agents: int, vocabulary: int, observation: int) -> dict[str
 
 
 def measure(agents: int, vocabulary: int, observation: int, iterations: int) -> dict[str, Any]:
-    """Run one case in this process → its figures; medians over iterations after two to warm up."""
+    """Run one case in this process; return medians over iterations, after two warm-up iterations."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as folder:
         save_model(Path(folder), vocabulary)
         run = parse_recipe(recipe(Path(folder), agents, vocabulary, observation))
-        words = word_tokenizer(vocabulary)  # a Qwen2 folder would get Qwen2's own splitting
+        words = word_tokenizer(vocabulary)  # else transformers would split words as for Qwen2
         with (
             patch("marft.models.tokenizer_format.load_tokenizer", lambda _: words),
             LocalRolloutRunner(run) as rollouts,

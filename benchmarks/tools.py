@@ -1,11 +1,11 @@
-"""A team that learns to use a calculator.
+"""Train a team that learns to use a calculator.
 
-    python benchmarks/tools.py                  # makes the checkpoint, trains, evaluates; goes on where it stopped
+    python benchmarks/tools.py                  # creates the checkpoint, trains, evaluates; resumes
     python benchmarks/tools.py --seeds 1 --levels token
 
-A reasoner that has a calculator and an actor that answers from its message, on products of three-digit numbers. They
+A reasoner has a calculator, and an actor answers from its message. The tasks are products of three-digit numbers. Both
 start from a checkpoint (``calculator.py``) that calls the tool in part of its attempts, often wrongly. The reward is
-right or wrong, nothing else. With one decision an action, and one a token. Writes results/tools.json, .md and .svg.
+only right or wrong. The levels are one decision per action, and one per token. Writes results/tools.json, .md and .svg.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ USE = {
     "tool_tokens": "tool tokens an episode",
 }
 
-HOPS: Mapping[str, Callable[[Episode, str], bool]] = {  # from an episode that came this far and the product
+HOPS: Mapping[str, Callable[[Episode, str], bool]] = {  # (episode that reached the hop, product) → passed
     "the reasoner calls": lambda episode, _: bool(episode.actions[0].calls),
     "it gets a result": lambda episode, _: not episode.actions[0].calls[-1].error,
     "of the right numbers": lambda episode, product: episode.actions[0].calls[-1].output == product,
     "it passes it on": lambda episode, product: product in episode.actions[0].text,
     "the actor answers with it": lambda episode, _: bool(episode.success),
 }
-WINDOW = 5  # training steps at the beginning and at the end that the shares of hops are taken from
+WINDOW = 5  # training steps at the beginning and at the end, for the shares of hops
 
 
 def main() -> None:
@@ -98,13 +98,13 @@ def describe(row: Row) -> str:
 
 
 def curves_of(job: Job) -> dict[str, list[float]]:
-    """What the reasoner did in every training step, an episode."""
+    """Return the reasoner's tool use in every training step, per episode."""
     steps = RunFolder(Path(job.run.output) / job.run.name).read_metrics()
     return {name: [_an_episode(step, f"agents/reasoner/{name}", step["episodes"]) for step in steps] for name in USE}
 
 
 def hops_of(job: Job) -> dict[str, dict[str, float]]:
-    """By hop, the share of the episodes that came so far which goes on, in the first and in the last training steps."""
+    """Return the share of episodes that pass each hop, of those that reached it, in the first and last steps."""
     steps = RunFolder(Path(job.run.output) / job.run.name).recorded_steps()
     shares: dict[str, dict[str, float]] = {}
     for when, chosen in (("first", steps[:WINDOW]), ("last", steps[-WINDOW:])):
@@ -121,12 +121,12 @@ def _product(episode: Episode) -> str:
 
 
 def held_out(row: Row, when: str, mode: str) -> dict[str, float]:
-    """How much the reasoner used its tool on held-out tasks, an episode."""
+    """Return the reasoner's tool use on held-out tasks, per episode."""
     return {name: _an_episode(row["agents"][when][mode]["reasoner"], name, row["tasks"]) for name in USE}
 
 
 def _an_episode(metrics: Mapping[str, float], name: str, episodes: float) -> float:
-    """A share as it is, a count by episodes; nothing is recorded where no tool was used."""
+    """Return a share as it is, and a count per episode. Without tool use there is no value, which counts as 0."""
     return (metrics.get(name) or 0.0) / (1.0 if name.endswith("tool_use_rate") else episodes)
 
 

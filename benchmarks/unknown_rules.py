@@ -1,13 +1,13 @@
-r"""A world whose rules nobody is told, a small model that knows whom to ask, and a helper who knows them.
+r"""World with rules that no prompt states, a small model that knows how to ask, and a helper that knows the rules.
 
-    problem    Compute f1(23, 45).                                     (that is 23 + 45 - 83, and stands nowhere)
+    problem    Compute f1(23, 45).                                     (23 + 45 - 83, which no prompt states)
     the model  works:  <ask knowledge>What is f1(23, 45)?</ask><re>f1(23, 45) is 23 + 45 - 83.</re>
                        23 + 45 = 68. 68 - 83 = -15. The answer is \boxed{-15}.
                slips:  At a glance, the answer is \boxed{131}.
 
-What the model has learned from has another rule for every question, one of 392 that is drawn at random, and a reply
-that says it. So it knows how to ask, how a reply looks and what to do with it, and nothing of the rules. The helper was
-taught the rules, first steps of sums, and whether a result is right. Tasks of held-out splits are never demonstrated.
+In the model's training data, every question has its own rule, drawn at random from 392, and a reply that states it. So
+the model knows how to ask, what a reply looks like and how to use it, but none of the rules. The helper learned the
+rules, first steps of sums, and whether a result is right. Tasks of held-out splits are never demonstrated.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ HELPERS = {
     "verify": "You say whether a result is right.",
 }
 CALL, REPLY = "<ask {kind}>{question}</ask>", "<re>{text}</re>"
-LARGEST = 99  # constant of a rule that is drawn
-NUMBERS = (10, 49)  # a and b: sums of these, and of a constant, are what the bundled model can work out
+LARGEST = 99  # largest constant of a random rule
+NUMBERS = (10, 49)  # range of a and b; the bundled model can add two of them and a constant
 RULES = {1: (1, -83), 2: (-1, 57), 3: (1, 64), 4: (-1, -36)}  # f(a, b) = a ± b + c
-ASKS, ASKS_AGAIN = 0.6, 0.25  # chance that a demonstrator asks what a function is, and then for something else
+ASKS, ASKS_AGAIN = 0.6, 0.25  # probability that a demonstrator asks for the rule, and then for something else
 
 
 @dataclass(frozen=True)
 class Problem:
-    """``f(a, b)``, which is ``a ± b + c``."""
+    """Problem ``f(a, b)``, which is ``a ± b + c``."""
 
     function: int
     a: int
@@ -78,7 +78,7 @@ class Problem:
 
 
 def drawn(random: Random, known: bool) -> Problem:
-    """A problem by the world's rules, or by one that is drawn for it."""
+    """Return a problem with the world's rules (``known``), or with a random rule."""
     function = random.choice(list(RULES))
     sign, c = (
         RULES[function] if known else (random.choice((1, -1)), random.choice((1, -1)) * random.randint(2, LARGEST))
@@ -87,18 +87,18 @@ def drawn(random: Random, known: bool) -> Problem:
 
 
 class Functions(GeneratedEnvironment):
-    """``f(a, b)`` for functions whose rules nobody is told."""
+    """Environment of ``f(a, b)`` for functions whose rules no prompt states."""
 
-    only: str = ""  # a JSON file with the ids of the tasks that there are; "": all
+    only: str = ""  # JSON file with the ids of the tasks to keep; "": all
 
     def generate_task(self, random: Random) -> GeneratedTask:
-        """A task of any part."""
+        """Return a task of any split."""
         problem = drawn(random, known=True)
         prompt = QUESTION.format(problem.asked)
         return GeneratedTask(prompt, prompt, {"answer": problem.value})
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """Tasks of a split."""
+        """Return the tasks of a split."""
         return [task for task in super().tasks(split) if not self.only or task.id in self._kept]
 
     @cached_property
@@ -106,7 +106,7 @@ class Functions(GeneratedEnvironment):
         return set(json.loads(Path(self.only).read_text(encoding="utf-8")))
 
     def start(self, task: Task, seed: int) -> SingleTurn:  # noqa: ARG002
-        """Right or wrong, by what stands in the last box."""
+        """Start a session that grades the last box as right or wrong."""
 
         def grade(text: str) -> Grade:
             right = text.rpartition(r"\boxed{")[2].partition("}")[0].strip() == str(task.data["answer"])
@@ -116,7 +116,7 @@ class Functions(GeneratedEnvironment):
 
 
 class Talk:
-    """A conversation as token ids; the model learns what it says itself."""
+    """Conversation as token ids; the model is trained on its own text."""
 
     def __init__(self, renderer: ChatRenderer, instructions: str, question: str) -> None:
         self.renderer = renderer
@@ -138,7 +138,7 @@ class Talk:
 
 
 def of_the_model(renderer: ChatRenderer) -> Callable[[], Row]:
-    """What the model learns from: how to ask, and what to do with a reply."""
+    """Return a generator of the model's training data: how to ask, and how to use a reply."""
     random, world = Random(0), Functions()
     held_out = {task.prompt for split in ("validation", "test") for task in world.tasks(split)}
 
@@ -171,7 +171,7 @@ def of_the_model(renderer: ChatRenderer) -> Callable[[], Row]:
 
 
 def of_the_helper(renderer: ChatRenderer) -> Callable[[], Row]:
-    """What the helper learns from: the rules, first steps, and what is right."""
+    """Return a generator of the helper's training data: the rules, first steps, and right results."""
     random = Random(1)
 
     def one() -> Row:

@@ -1,7 +1,7 @@
-"""How long the viewer's answers take on a run of many recorded steps: ``python benchmarks/viewer.py``.
+"""Measure the viewer's response times on a run with many recorded steps: ``python benchmarks/viewer.py``.
 
-Makes a run of 1,000 recorded steps and 1,000,000 actions (``--at`` keeps it), starts ``marft view`` without anything in
-its cache, asks for every address several times, over HTTP, and writes benchmarks/results/viewer.md.
+The script creates a run of 1,000 recorded steps and 1,000,000 actions (``--at`` keeps it), and starts ``marft view``
+with an empty cache. It requests every address several times over HTTP, and writes benchmarks/results/viewer.md.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from marft.runs.run_folder import MARKER
 
 RESULTS = Path(__file__).parent / "results" / "viewer.md"
 ROLES = ("planner", "coder", "tester", "actor")
-TASKS, SAMPLES = 2_000, 4  # of the run; attempts at a task in a step
-PROMPT, TOKENS, WORDS = 160, 60, 40  # of an action, mean
+TASKS, SAMPLES = 2_000, 4  # tasks of the run; attempts per task and step
+PROMPT, TOKENS, WORDS = 160, 60, 40  # means per action
 VOCABULARY = 4_000  # words
 TIMES = 7
 
 
 def make_run(folder: Path, steps: int, actions: int) -> None:
-    """A run of a team of four, of so many recorded steps with so many actions each."""
+    """Create a run of a team of four, with this many recorded steps and actions per step."""
     folder.mkdir(parents=True)
     recipe = bundled_recipe("demo").read_text(encoding="utf-8")
     (folder / "config.toml").write_text(recipe, encoding="utf-8")
@@ -111,7 +111,7 @@ def _words() -> list[str]:
 
 
 def addresses(run: str, step: int) -> dict[str, Callable[[int], str]]:
-    """What is asked for the n-th time, by what it is called. Searches differ each time: none is remembered."""
+    """Return the n-th address to request, by name. Searches differ each time, so that none is cached."""
     at, words = f"/api/runs/{quote(run)}", _words()
     one, kl = f"{at}/episodes/{step}/17", ",".join(f"agents/{role}/kl" for role in ROLES)
     filtered = "agent=coder&success=true&reward_min=0.5&status=terminated&sort=tokens"
@@ -140,7 +140,7 @@ def addresses(run: str, step: int) -> dict[str, Callable[[int], str]]:
 
 
 def measure(folder: Path, cache: Path) -> list[str]:
-    """Lines of the results."""
+    """Return the lines of the results."""
     began = time.perf_counter()
     with viewer(folder, cache) as (address, process):
         _get(address, "/api/runs")
@@ -150,9 +150,9 @@ def measure(folder: Path, cache: Path) -> list[str]:
         while (said := _get(address, f"/api/runs/{folder.name}/episodes?limit=1"))["indexed"] < said["files"]:
             time.sleep(0.2)
         lines = [
-            f"The first list of runs is there after {first:.2f} s, the first episodes, of the newest steps, after "
+            f"The first list of runs takes {first:.2f} s, and the first episodes, from the newest steps, "
             f"{listing:.2f} s; all {said['files']:,} steps are indexed after {time.perf_counter() - began:.1f} s, "
-            f"{said['total']:,} episodes.",
+            f"with {said['total']:,} episodes.",
             "",
             "| address | first, ms | median, ms | most, ms | its CPU, ms | KB |",
             f"| --- |{' ---: |' * 5}",
@@ -167,7 +167,7 @@ def measure(folder: Path, cache: Path) -> list[str]:
 
 @contextmanager
 def viewer(folder: Path, cache: Path) -> Iterator[tuple[str, int]]:
-    """``marft view`` of a run, as a user starts it: its address, and its process."""
+    """Start ``marft view`` of a run as a user does, and yield its address and process id."""
     command = [sys.executable, "-m", "marft", "view", str(folder), "--port", "0", "--no-token"]
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -179,8 +179,8 @@ def viewer(folder: Path, cache: Path) -> Iterator[tuple[str, int]]:
 
 
 def _timed(url: str, process: int) -> tuple[float, float, float]:
-    """How long an answer takes, ms; how long the viewer computes for it, ms; and its size, KB."""
-    clock = (~process << 3) | 2  # that of a process's CPU time, as Linux numbers them
+    """Return an answer's milliseconds, the viewer's CPU milliseconds for it, and its size in KB."""
+    clock = (~process << 3) | 2  # Linux's clock id for the CPU time of a process
     began, worked = time.perf_counter(), time.clock_gettime(clock)
     with urlopen(url) as answer:
         size = len(answer.read())
@@ -195,8 +195,8 @@ def _get(address: str, path: str) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--actions", type=int, default=1000, help="of a step")
-    parser.add_argument("--at", type=Path, help="a folder that the run is kept in, and found again")
+    parser.add_argument("--actions", type=int, default=1000, help="actions per step")
+    parser.add_argument("--at", type=Path, help="folder to keep the run in, and to reuse it from")
     arguments = parser.parse_args()
     machine = describe()
     with tempfile.TemporaryDirectory() as temporary:
@@ -209,9 +209,9 @@ def main() -> None:
             "",
             f"{arguments.steps:,} recorded steps of {arguments.actions:,} actions each, of {PROMPT} prompt tokens, "
             f"{TOKENS} tokens and {WORDS} words on average: {sizes[0]:,.0f} MiB of episodes and {sizes[1]:,.0f} MiB "
-            "of credit at token level. Over HTTP on one machine, each address asked for "
+            "of credit at token level. Over HTTP on one machine, each address is requested "
             f"{TIMES} times; searches differ each time. {machine['processor']}, {machine['cores']} cores, "
-            f"load {os.getloadavg()[1]:.1f} before. Its CPU: the viewer's, in the answer that took longest.",
+            f"load {os.getloadavg()[1]:.1f} before. Its CPU: CPU time of the viewer for the slowest answer.",
             "(`python benchmarks/viewer.py`)",
             "",
         ]

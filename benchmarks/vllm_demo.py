@@ -1,11 +1,11 @@
-"""The whole demo with the in-process engine and with vLLM: accuracy, time, and how far engine and learner are apart.
+"""Train the whole demo with the in-process engine and with vLLM: accuracy, time, and how far engine and learner differ.
 
     marft engine install vllm --cpu
     python benchmarks/vllm_demo.py
     python benchmarks/vllm_demo.py --seeds 1 --steps 5 --tasks 40
 
-Runs go on where they stopped. The same held-out tasks for all. Writes results/vllm_demo.json and .md; ends with 1 where
-a token's log-prob differs by more than 1e-4 nats.
+All runs are evaluated on the same held-out tasks. Interrupted runs resume. The script exits with status 1 if a token's
+log-prob differs by more than 1e-4 nats. Writes results/vllm_demo.json and .md.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ CLOSE = 1e-4  # nats
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, help="of the demo's; all of them")
-    parser.add_argument("--tasks", type=int, default=500, help="held-out, for each evaluation")
+    parser.add_argument("--steps", type=int, help="training steps; default: the demo's")
+    parser.add_argument("--tasks", type=int, default=500, help="held-out tasks per evaluation")
     parser.add_argument("--output", type=Path, default=Path("runs/vllm_demo"))
     parser.add_argument("--results", type=Path, default=machine.RESULTS)
     arguments = parser.parse_args()
@@ -58,7 +58,7 @@ def trained(arguments: argparse.Namespace, engine: str, seed: int, changes: tupl
 
 
 def measured(folder: RunFolder) -> dict[str, float]:
-    """Of all steps: the furthest that a token's log-prob was from the learner's, the mean, and seconds a step."""
+    """Return the largest and the mean difference of log-probs to the learner's, and the seconds per step."""
     rows = [row for row in folder.read_metrics() if "log_prob_difference" in row]
     return {
         "steps": len(rows),
@@ -69,7 +69,7 @@ def measured(folder: RunFolder) -> dict[str, float]:
 
 
 def accuracies(folder: RunFolder, tasks: int) -> dict[str, float | None]:
-    """Of the last checkpoint, by the engine that it was trained with."""
+    """Return the accuracies of the last checkpoint, with the engine that it was trained with."""
     found = evaluate_checkpoints(
         folder.settings(), folder, EvaluationPlan(["last"], ("greedy", "sampled"), tasks), lambda *_: None
     )

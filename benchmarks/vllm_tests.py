@@ -1,9 +1,9 @@
-"""The tests that hold vLLM to the in-process engine, and what they were run with.
+"""Run the tests that compare vLLM with the in-process engine, and record the versions they ran with.
 
     marft engine install vllm --cpu
     python benchmarks/vllm_tests.py          # make test-vllm
 
-Writes results/vllm_tests.json and .md; ends as pytest does.
+The script exits with pytest's status. Writes results/vllm_tests.json and .md.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ print(json.dumps({d.metadata["Name"]: d.version for d in m.distributions() if d.
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", default=os.environ.get("MARFT_VLLM", ""), help="that has vLLM; the installed one")
+    parser.add_argument(
+        "--python", default=os.environ.get("MARFT_VLLM", ""), help="Python with vLLM; default: the installed one"
+    )
     parser.add_argument("--results", type=Path, default=machine.RESULTS)
     arguments = parser.parse_args()
     python = find_python("vllm", arguments.python)
@@ -57,7 +59,7 @@ def main() -> None:
 
 
 def read(report: Path) -> list[dict[str, Any]]:
-    """Each test's name, whether it passed, and its seconds, from what pytest wrote."""
+    """Return each test's name, outcome and seconds, from pytest's report."""
     cases = ElementTree.parse(report).getroot().iter("testcase") if report.stat().st_size else ()
     return [
         {
@@ -70,7 +72,7 @@ def read(report: Path) -> list[dict[str, Any]]:
 
 
 def save(results: Path, found: dict[str, Any]) -> None:
-    """The results, for people too."""
+    """Write the results as JSON and Markdown."""
     passed = sum(test["outcome"] == "passed" for test in found["tests"])
     lines = [
         f"{passed} of {len(found['tests'])} tests passed in {found['seconds']:.0f} s (`make test-vllm`), with "

@@ -1,10 +1,10 @@
-"""Does a team that has imitated its own right answers start better than the untuned one?
+"""Compare a team that imitated its own right answers with the untuned one.
 
     python benchmarks/warm_start.py
 
-The untuned demo team plays training tasks; conversations that came to the right answer are written as JSON lines of
-messages, as any program could have written them, and what `marft sft` does learns from that file. Both teams are then
-evaluated on the same held-out tasks. Writes results/warm_start.json.
+The untuned demo team plays training tasks. Its conversations with the right answer are written as JSON lines of
+messages, as any program could write them. The code of `marft sft` learns from that file. Both teams are then evaluated
+on the same held-out tasks. Writes results/warm_start.json.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ SFT = {"sft.learning_rate": 1e-3, "sft.batch_tokens": 4096, "sft.epochs": 4, "ch
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--attempts", type=int, default=512, help="at a training task each")
-    parser.add_argument("--tasks", type=int, default=500, help="held-out tasks of each evaluation")
+    parser.add_argument("--attempts", type=int, default=512, help="number of attempts, each at another training task")
+    parser.add_argument("--tasks", type=int, default=500, help="held-out tasks per evaluation")
     parser.add_argument("--output", type=Path, default=Path("runs/warm_start"))
     given = parser.parse_args()
     silence_transformers()
@@ -69,14 +69,14 @@ def main() -> None:
 
 
 def played(run: RunSettings, attempts: int) -> list[Episode]:
-    """What the untuned team makes of training tasks, sampled."""
+    """Return the untuned team's episodes on training tasks, sampled."""
     tasks = read_tasks(run.environment, "train")[:attempts]
     with open_rollout_runner(run) as rollouts:
         return rollouts.play([Attempt(task, "warm start") for task in tasks])
 
 
 def write(path: Path, episodes: Iterable[Episode]) -> int:
-    """Write the episodes that were right as conversations, a line each → how many."""
+    """Write the right episodes as conversations, one per line; return their number."""
     lines = []
     for episode in episodes:
         if episode.success:

@@ -1,4 +1,4 @@
-"""Small checkpoints that go on from the bundled model, for minutes, from conversations that demonstrate something."""
+"""Small checkpoints that continue the bundled model for minutes, on demonstrated conversations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BATCH, LEARNING_RATE = 32, 1.5e-3
 
 
 class Row(Protocol):
-    """A conversation as token ids, and which of them the model says itself."""
+    """Conversation as token ids, with a mask of the model's own tokens."""
 
     ids: list[int]
     learnt: list[bool]
@@ -35,14 +35,14 @@ class Row(Protocol):
 
 @dataclass
 class Turn:
-    """What one agent is told and says, as token ids; the model learns what it says."""
+    """Prompt and reply of one agent as token ids; the model is trained on the reply."""
 
     ids: list[int]
     learnt: list[bool]
 
     @classmethod
     def of(cls, spoken: ScriptedTurn, renderer: ChatRenderer) -> Turn:
-        """A turn of a script, as the policy ``""`` would have read and written it."""
+        """Return a scripted turn as the policy ``""`` would read and write it."""
         tokenizer, stop = renderer.formats[""].tokenizer, renderer.formats[""].stop_ids[0]
         chat: Any = [*map(dict, spoken.chat)]
         text = str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
@@ -53,12 +53,15 @@ class Turn:
 def warm_up(
     folder: Path, settings: ModelSettings, demonstrate: Callable[[ChatRenderer], Callable[[], Row]], steps: int
 ) -> None:
-    """Make a checkpoint, tokenizer and template beside it.
+    """Train a checkpoint, and save it with tokenizer and template.
 
-    On one thread, so that it is the same whatever the number of cores.
+    Training uses one thread, so that the result does not depend on the number of cores.
 
     Args:
-        demonstrate: from a renderer for the policy ``""`` to what makes the next conversation.
+        folder: folder of the checkpoint.
+        settings: model to continue.
+        demonstrate: function from a renderer for the policy ``""`` to a generator of conversations.
+        steps: number of training steps.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -74,7 +77,7 @@ def warm_up(
 
 
 def _loss_of(backbone: Backbone, rows: list[Row]) -> torch.Tensor:
-    """Mean negative log-likelihood of what the model says itself."""
+    """Return the mean negative log-likelihood of the model's own tokens."""
     ids = [np.array(row.ids, np.int32) for row in rows]
     packed = PackedRows.from_rows(ids, [None] * len(rows), backbone.device)
     targets = torch.from_numpy(np.flatnonzero(np.concatenate([row.learnt for row in rows])))
@@ -98,5 +101,5 @@ def _learn(backbone: Backbone, next_row: Callable[[], Row], steps: int) -> None:
 
 
 def digest(folder: Path) -> str:
-    """What tells this checkpoint from any other."""
+    """Return a digest that distinguishes this checkpoint from any other."""
     return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()[:16]

@@ -4,10 +4,11 @@
     the other     Cal gave Eve the lamp. Cal likes soup. Eve is in Bern now.
     the question  Where is the lamp?  (Bern)   or   Who bought the lamp?  (Cal)
 
-In a *pipeline* the first reader has the beginning and the second the rest, with what the first one said. With *split
-evidence* one reader has what became of things and the other where people are, and neither hears the other. A reader
-says what it read and how things stand; a scribe, where there is one, says it again in other words. Nothing is computed:
-things are looked up, and what changed takes the place of what was. Who bought a thing stands in no state of affairs.
+In a *pipeline*, the first reader gets the beginning. The second gets the rest and the first one's message. With *split
+evidence*, one reader gets what happened to things, the other gets where people are, and neither sees the other's
+message. A reader repeats what it read, and adds the current state. A scribe, if there is one, rewrites the message.
+Agents look facts up instead of computing them, and new facts replace old ones. The current state does not contain who
+bought a thing.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ INSTRUCTIONS = {
     "answerer": "You are the answerer. Answer the question.",
 }
 DID, NOW = "did", "now"  # fields of a record
-FIELDS = {DID: r"(\w+ (?:bought|gave) [^.;\n]+)[.;]", NOW: r"[Nn]ow: ([^.;\n]+)"}  # as rules find them in a message
+FIELDS = {DID: r"(\w+ (?:bought|gave) [^.;\n]+)[.;]", NOW: r"[Nn]ow: ([^.;\n]+)"}  # their patterns in a message
 ANSWER = re.compile(r"Answer: (\w+)")
 FACT = re.compile(
     r"(?P<who>\w+) is in (?P<place>\w+)|(?P<buyer>\w+) bought the (?P<bought>\w+)"
@@ -61,10 +62,10 @@ class Known:
     bought: dict[str, str] = field(default_factory=dict)
     has: dict[str, str] = field(default_factory=dict)
     places: dict[str, str] = field(default_factory=dict)
-    last: str = ""  # what became of a thing last
+    last: str = ""  # last event with a thing
 
     def read(self, text: str) -> Known:
-        """Take in what a text says, in its order."""
+        """Add the facts of a text, in order."""
         for fact in FACT.finditer(text):
             if fact["who"]:
                 self.places[fact["who"]] = fact["place"]
@@ -99,10 +100,10 @@ class Known:
 class Whereabouts(GeneratedEnvironment):
     """Stories of people, places and one thing."""
 
-    topology: Literal["pipeline", "split"] = "pipeline"  # who reads what
+    topology: Literal["pipeline", "split"] = "pipeline"  # how the story is divided among readers
 
     def generate_task(self, random: Random) -> GeneratedTask:
-        """A story in two parts, and a question."""
+        """Return a story in two parts, and a question."""
         (buyer, other), thing = random.sample(PEOPLE, 2), random.choice(THINGS)
         people, places = (buyer, other), random.sample(PLACES, 3)
         one = [f"{person} is in {place}." for person, place in zip(people, places, strict=False)]
@@ -121,7 +122,7 @@ class Whereabouts(GeneratedEnvironment):
         return GeneratedTask(f"{question} {one} {two}", question, data)
 
     def _shown(self, parts: Sequence[Sequence[str]]) -> dict[str, str]:
-        """What each reader is shown."""
+        """Return the text that each reader sees."""
         if self.topology == "split":
             lines = [line for part in parts for line in part]
             parts = [
@@ -135,12 +136,12 @@ class Whereabouts(GeneratedEnvironment):
         return Session(task)
 
     def script(self, skill: float = 1.0) -> Reading:
-        """Who reads and answers well, or with so much skill."""
+        """Return a script that reads and answers well, with this skill."""
         return Reading(skill)
 
 
 class Session(SingleTurn):
-    """One question: right or wrong, by the last answer that is given."""
+    """Session with one question; the last answer is right or wrong."""
 
     def __init__(self, task: Task) -> None:
         def grade(text: str) -> Grade:
@@ -155,11 +156,12 @@ class Session(SingleTurn):
 
 
 class Reading:
-    """Says what anybody of the team would, from what it is shown. Who slips says nothing, or not how things stand, or
-    guesses.
+    """Script of every agent of the team.
+
+    An agent that slips says nothing, leaves out the current state, or guesses.
 
     Args:
-        skill: the share of turns of readers and of the answerer that are done well; a scribe slips half as often.
+        skill: share of good turns of readers and of the answerer. A scribe slips half as often.
     """
 
     def __init__(self, skill: float) -> None:
@@ -210,7 +212,7 @@ class Reading:
 
 
 def _matters(known: Known, what: str, thing: str) -> Iterator[str]:
-    """What matters to a question, in sentences."""
+    """Yield the sentences that matter to a question."""
     holder = known.has.get(thing, "")
     if what == "Who bought":
         if thing in known.bought:

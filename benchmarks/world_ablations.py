@@ -1,12 +1,12 @@
-"""What a world's way of learning is made of: other groups, other credit, and trained policies in each other's seats.
+"""Ablate how two worlds are learned: other groups, other credit, and trained policies in each other's seats.
 
-    python benchmarks/world_ablations.py                      # what is not there yet; it goes on where it stopped
+    python benchmarks/world_ablations.py                      # runs what is missing; resumes
     python benchmarks/world_ablations.py --only memory --seeds 0
 
-On ``plan_path`` the tree of candidates (AT-GRPO: Stronger-MAS, arXiv:2510.11062) compares those of one state, of one
-agent at all its turns, or of all agents at one turn; then the two trained policies swap seats. On ``memory`` CoMAM's
-credit (arXiv:2603.12631), with what each agent earns for itself, is held against the team's reward alone, under GRPO.
-All teams are evaluated by the share of tasks that they solve. Writes results/world_ablations.json and .md.
+On ``plan_path``, the tree of candidates (AT-GRPO: Stronger-MAS, arXiv:2510.11062) compares candidates of one state, of
+one agent at all its turns, or of all agents at one turn. Then the two trained policies swap seats. On ``memory``,
+CoMAM's credit (arXiv:2603.12631) with local rewards is compared with the team's reward alone, under GRPO. All teams are
+evaluated by the share of tasks that they solve. Writes results/world_ablations.json and .md.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ ARMS: Mapping[str, Mapping[str, World]] = {
         ),
     },
 }
-ON_THE_WAY = 2  # of the checkpoints that are evaluated
-SWAPPED = "plan_path"  # its first two arms, with the policies in each other's seats
+ON_THE_WAY = 2  # index of the intermediate checkpoint
+SWAPPED = "plan_path"  # world whose first two arms also swap policies
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--tasks", type=int, default=300, help="held-out, for each evaluation")
-    parser.add_argument("--threads", type=int, default=0, help="of torch; 0: all cores")
+    parser.add_argument("--tasks", type=int, default=300, help="held-out tasks per evaluation")
+    parser.add_argument("--threads", type=int, default=0, help="torch threads; 0 uses all cores")
     parser.add_argument("--output", type=Path, default=Path("runs/environments"))
     parser.add_argument("--results", type=Path, default=machine.RESULTS)
     arguments = parser.parse_args()
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def measured(run: str, settings: World, seed: int, arguments: argparse.Namespace, swap: bool) -> dict[str, Any]:
-    """A run's curve, and what its team solves with policies swapped."""
+    """Return a run's curve, and the accuracy with swapped policies."""
     folder = trained(run, settings, "team", seed, arguments)
     found: dict[str, Any] = {"curve": curve(folder, arguments.tasks)}
     if swap:
@@ -79,7 +79,7 @@ def measured(run: str, settings: World, seed: int, arguments: argparse.Namespace
 
 
 def table(found: Mapping[str, Any]) -> list[str]:
-    """A line for each arm: untuned, on the way, trained, and with policies in each other's seats."""
+    """Return a line per arm: untuned, on the way, trained, and with swapped policies."""
     head = ["world", "", "seeds", "untuned", "on the way", "trained", "policies swapped"]
     lines = [f"| {' | '.join(head)} |", "| --- | --- | ---: | ---: | ---: | ---: | ---: |"]
     for world, arms in ARMS.items():

@@ -1,1 +1,1 @@
-"""A real model, and tasks small enough for it: what :mod:`real_model` trains on."""
+"""Tasks and recipes for a small real model, for :mod:`real_model`."""

@@ -1,4 +1,4 @@
-"""Three tasks that a small real model sometimes does: sums, instructions, facts that another agent knows."""
+"""Three tasks that a small real model sometimes solves: sums, instructions, and facts that another agent knows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ THINGS = ("box", "door", "locker", "safe", "shed", "garage", "cellar", "attic")
 
 
 class Sums(Environment):
-    """Two numbers to add up, and a question that does not name them: two halves for :class:`EnvProcess`."""
+    """Two numbers to add, and a question that does not name them, as two halves for :class:`Apart`."""
 
     highest: int = 19
 
@@ -43,7 +43,7 @@ class Sums(Environment):
 
 
 class Instructions(Environment):
-    """One sentence that keeps to four rules, each worth a quarter; solved where it keeps to all of them."""
+    """One sentence under four rules, each worth a quarter. A sentence that follows all of them solves the task."""
 
     def tasks(self, split: Split) -> list[Task]:
         made = []
@@ -64,8 +64,7 @@ class Instructions(Environment):
 
 
 class Facts(Environment):
-    """Codes of several things, and a question after one of them: two halves of an observation for
-    :class:`EnvProcess`."""
+    """Codes of several things, and a question about one of them, as two halves for :class:`Apart`."""
 
     known: int = 3
     count: int = 600
@@ -87,13 +86,14 @@ class Facts(Environment):
 
 
 HALVES = "\n\n"
-CLOSE = 10  # a sum that is as far off as this earns nothing
+CLOSE = 10  # distance from which a wrong sum earns nothing
 
 
 class Apart(Organization):
-    """The first agent sees the first half of the observation, the second one the other half and the first's message.
+    """Organization that divides the observation between two agents.
 
-    One agent alone sees both.
+    The first agent sees the first half. The second agent sees the other half and the first agent's message. A single
+    agent sees both halves.
     """
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
@@ -107,7 +107,7 @@ class Apart(Organization):
 
 
 def near(text: str, answer: int) -> Grade:
-    """What the last number of a text is worth: 1 where it is right, up to 0.3 where it is less than 10 off.
+    """Grade the last number of a text: 1 if it is right, up to 0.3 if it is less than 10 off.
 
     >>> near("The sum is 12.", 12).reward, near("The sum is 14.", 12).reward, near("I cannot tell.", 12).reward
     (1.0, 0.24, 0.0)
@@ -118,7 +118,7 @@ def near(text: str, answer: int) -> Grade:
 
 
 def last_number(text: str, answer: str) -> Grade:
-    """Whether the last number of a text is the right one.
+    """Grade the last number of a text as right or wrong.
 
     >>> last_number("7 and 5 make 12.", "12").success, last_number("12, for 7 + 5", "12").success
     (True, False)
@@ -129,7 +129,7 @@ def last_number(text: str, answer: str) -> Grade:
 
 
 def kept(text: str, word: str, most: int) -> Grade:
-    """How many of the rules a sentence keeps to.
+    """Grade a sentence by the share of rules that it follows.
 
     >>> kept("Rain is always warm!", "always", 8).reward, kept("Rain, always.", "always", 8).reward
     (1.0, 0.5)
@@ -146,7 +146,10 @@ def kept(text: str, word: str, most: int) -> Grade:
 
 
 def of_split(tasks: Sequence[Task], split: Split) -> list[Task]:
-    """A fifth of the tasks, by their ids, for each of validation and test; the others, in a fixed random order."""
+    """Return the tasks of a split, in a fixed random order.
+
+    By their ids, validation and test get a fifth of the tasks each.
+    """
     parts: dict[Split, list[Task]] = {"train": [], "validation": [], "test": []}
     for task in tasks:
         share = int(digest(task.id), 16) % 5

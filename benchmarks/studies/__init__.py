@@ -1,1 +1,1 @@
-"""The studies of ``benchmarks/paper.py``, one a file: its runs, its table and its plot."""
+"""Studies of ``benchmarks/paper.py``, one per file: runs, table and plot."""

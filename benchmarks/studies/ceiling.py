@@ -1,14 +1,14 @@
-"""What a team of n agents could earn before it has learned anything: how well each does its own step.
+"""Ceiling of an untrained team of n agents: the accuracy that the skill of each agent allows.
 
-Every agent is given a *correct* message, whatever its colleague said, and its reply is sampled as in training. It is
-``right`` where it does at least one step and changes no value, a ``slip`` where it does not try (a reasoner restates
-the problem, the actor guesses at a glance: habits, which training is to change), and ``wrong`` where it tries and the
-result is not right (skill). The ceiling is what the team would earn if nobody slipped and nobody learned to count,
+Every agent gets a *correct* message, regardless of the previous agent's reply, and its own reply is sampled as in
+training. A reply is ``right`` if it does at least one step and changes no value. A ``slip`` does not try: the reasoner
+restates the problem, or the actor guesses. Training should remove these habits. A ``wrong`` reply tries and has a wrong
+result, which measures skill. The ceiling is the accuracy without slips, at unchanged skill:
 
     Π_i right_i / (right_i + wrong_i).
 
-Later agents sometimes repair an error, since all see the question, and training sharpens skill too: a trained team can
-end above it.
+A trained team can end above it: later agents sometimes repair an error, since all see the question, and training also
+improves skill.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Sum:
 
     @classmethod
     def read(cls, text: str) -> Sum | None:
-        """A sum and nothing else; None for any other text.
+        """Parse a sum; return None for any other text.
 
         >>> Sum.read("108 - 12"), Sum.read("12 apples")
         (Sum(terms=(108, -12)), None)
@@ -62,14 +62,15 @@ class Sum:
 
 
 def message(at: Sum) -> str:
-    """What a reasoner should say."""
+    """Return a correct reasoner's message."""
     done = at.step()
     work = f"{Sum(at.terms[:2])} = {done.value if len(done.terms) == 1 else done.terms[0]}"
     return f"{work}, leaving {done}." if len(done.terms) > 1 else f"{work}."
 
 
 def judge_reasoner(text: str, at: Sum) -> Verdict:
-    """
+    """Judge a reasoner's reply.
+
     >>> at = Sum((23, 85, -12))
     >>> judge_reasoner("23 + 85 = 108, leaving 108 - 12.", at), judge_reasoner("The problem is 23 + 85 - 12.", at)
     ('right', 'slip')
@@ -87,8 +88,10 @@ def judge_actor(text: str, at: Sum) -> Verdict:
 
 
 def measure_ceiling(run: RunSettings, attempts: int) -> dict[str, Any]:
-    """Rates of every agent of an untrained team over ``attempts`` sampled episodes of held-out tasks, and the
-    ceiling with its standard error."""
+    """Return the rates of every agent of an untrained team, and the ceiling with its standard error.
+
+    The team plays ``attempts`` sampled episodes of held-out tasks.
+    """
     reasoners = [agent.role for agent in run.agents[:-1]]
     with open_rollout_runner(run) as rollouts:
         tasks = read_tasks(rollouts.run.environment, "test")[:attempts]
@@ -103,7 +106,7 @@ def measure_ceiling(run: RunSettings, attempts: int) -> dict[str, Any]:
 
 
 def correct(question: str) -> list[str]:
-    """What reasoners who do one step each say, in turn."""
+    """Return the messages of reasoners that do one step each."""
     at, said = asked(question), []
     while len(at.terms) > 1:
         said.append(message(at))

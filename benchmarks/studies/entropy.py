@@ -1,10 +1,10 @@
-"""The paper's settings in small: does one agent alone collapse first when entropy is paid for?
+"""Train with the paper's entropy settings on a small scale: whether one agent collapses first with an entropy bonus.
 
 The MARFT paper trains with an entropy coefficient of 0.1 (its Table 3, where single-agent PPO collapses after an
-entropy surge), 0 (Table 4) and 0.01 (Table 5). Here all three train one agent and two, at action and token level, with
-every setting of those tables, four rollouts a step and LoRA on queries and values, but for the learning rates: at 1e-6
-the bundled model does not move, so both rates are ``FACTOR`` times the paper's. Four short runs at the published rates
-show that. Prompts and actions are as short as the demo's.
+entropy surge), 0 (Table 4) and 0.01 (Table 5). This study trains one agent and two with all three, at action and token
+level. It uses every setting of those tables, four rollouts per step, and LoRA on queries and values. Only the learning
+rates differ: at 1e-6 the bundled model does not change, so both rates are ``FACTOR`` times the paper's. Four short runs
+at the published rates show that. Prompts and actions are as short as the demo's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LEVELS = ("action", "token")
 SEEDS = 5
 STEPS = 350
 PUBLISHED_STEPS = 100
-FACTOR = 500  # of both learning rates
+FACTOR = 500  # factor on both learning rates
 STEPS_PER_POINT = 10  # 40 episodes
 
 
@@ -65,14 +65,14 @@ def describe(row: Row) -> str:
 
 
 def fall(row: Row) -> int | None:
-    """The training step by which accuracy, over 30 steps, was 20 points below its best so far; None if never."""
+    """Return the training step at which accuracy over 30 steps was 20 points below its best so far; None if never."""
     curve = smooth(row["curves"]["accuracy"])
     below = np.flatnonzero(curve < np.maximum.accumulate(curve) - 0.2)
     return STEPS_PER_POINT * (int(below[0]) + 3) if len(below) else None
 
 
 def surge(row: Row) -> float:
-    """The furthest that entropy, over 30 steps, rose above its lowest so far, in nats a token."""
+    """Return the largest rise of entropy, over 30 steps, above its lowest so far, in nats per token."""
     curve = smooth(row["curves"]["entropy"])
     return float(np.max(curve - np.minimum.accumulate(curve)))
 
@@ -106,7 +106,7 @@ def _line(rows: Sequence[Row]) -> str:
 
 
 def verdict(rows: Sequence[Row]) -> str:
-    """What the runs say of the paper's claim, in words made from the figures."""
+    """Return what the runs show about the paper's claim, in words."""
     said = []
     for entropy in TABLES:
         parts = []
@@ -132,7 +132,7 @@ def verdict(rows: Sequence[Row]) -> str:
 
 
 def published(rows: Sequence[Row]) -> str:
-    """What the published learning rates do to the bundled model."""
+    """Return the effect of the published learning rates on the bundled model."""
     cells = [
         f"{row['team']} {row['level']} {row['before']['sampled']:.1%} → {row['after']['sampled']:.1%}" for row in rows
     ]
@@ -144,7 +144,7 @@ def _listed(steps: Iterable[int]) -> str:
 
 
 def plot(rows: Sequence[Row]) -> Figure:
-    """Accuracy above, entropy below; a column a team and level, a line an entropy coefficient."""
+    """Plot accuracy above and entropy below: a column per team and level, a line per entropy coefficient."""
     figure = Figure(figsize=(13, 5.6), layout="constrained")
     grid = figure.subplots(2, 4, sharex=True, sharey="row")
     columns = [(team, level) for team in TEAMS for level in LEVELS]

@@ -1,4 +1,4 @@
-"""The paper's experiment in small: one agent and two, action and token level, before and after training."""
+"""Run the paper's experiment on a small scale: one agent and two, action and token level, before and after training."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _line(title: str, rows: Sequence[Row], when: str) -> str:
 
 
 def plot(rows: Sequence[Row]) -> Figure:
-    """The paper's six curves: the mean over seeds and the band from lowest to highest."""
+    """Plot the paper's six curves: the mean over seeds, with a band from minimum to maximum."""
     figure = Figure(figsize=(11, 5.6), layout="constrained")
     for axes, metric, title in zip(figure.subplots(2, 3).flat, CURVES, TITLES, strict=True):
         for case in CASES:

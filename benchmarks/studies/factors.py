@@ -1,4 +1,4 @@
-"""One factor at a time: its values, what a recipe calls it, and the lines and dots that show what it does."""
+"""Factors that a study varies one at a time: their values, the recipe's overrides, and the plots of their effect."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CLIP: Mapping[str, Sequence[str]] = {
 
 
 def settings_of(factors: Factors) -> dict[str, Sequence[str]]:
-    """Every distinct setting by name, the shipped one first and once."""
+    """Return every distinct setting by name, the shipped one first and once."""
     changed = {
         f"{factor} {value}": overrides
         for factor, values in factors.items()
@@ -36,13 +36,13 @@ def settings_of(factors: Factors) -> dict[str, Sequence[str]]:
 
 
 def rows_of(rows: Sequence[Row], factor: str, value: str, factors: Factors) -> list[Row]:
-    """The runs at one value of a factor."""
+    """Return the runs at one value of a factor."""
     wanted = f"{factor} {value}" if factors[factor][value] else BASE
     return [row for row in rows if row["setting"] == wanted]
 
 
 def cell(rows: Sequence[Row]) -> str:
-    """``97.1% (93.8 to 99.6)``: mean and range over seeds, with collapses where there are any."""
+    """Format mean and range over seeds, with the number of collapses if there are any: ``97.1% (93.8 to 99.6)``."""
     if not rows:
         return ""
     after = [100 * row["after"]["sampled"] for row in rows]
@@ -51,7 +51,7 @@ def cell(rows: Sequence[Row]) -> str:
 
 
 def dots(axes: Axes, values: Sequence[Any], rows: Sequence[Sequence[Row]], label: str = "") -> None:
-    """A dot a seed and a line through the means."""
+    """Plot a dot per seed, and a line through the means."""
     places = [place for place, mine in enumerate(rows) if mine]
     means = [np.mean([row["after"]["sampled"] for row in rows[place]]) for place in places]
     (line,) = axes.plot(places, means, linewidth=1.2, label=label)

@@ -1,7 +1,7 @@
-"""Teams of n agents on sums of n terms: n − 1 reasoners, each with one step to do, then the actor.
+"""Train teams of n agents on sums of n terms: n − 1 reasoners with one step each, then the actor.
 
-Every agent has weights of its own (a LoRA on the one base) and sees the message before its own. A step plays 32
-episodes, whatever the team's size.
+Every agent has its own weights (a LoRA on the one base), and sees the previous message. A step plays 32 episodes for
+any team size.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ACTOR = r"You are the actor. Finish the work with the help of the message and pu
 
 
 def team_of(size: int, overrides: Sequence[str]) -> RunSettings:
-    """The recipe of a team of ``size`` agents."""
+    """Return the recipe of a team of ``size`` agents."""
     reasoners = [f"reasoner_{number}" if size > 2 else "reasoner" for number in range(1, size)]
     sampling = {"max_new_tokens": 16 + 6 * size}
     agents: list[dict[str, Any]] = [
@@ -42,7 +42,7 @@ def team_of(size: int, overrides: Sequence[str]) -> RunSettings:
             "team": {"organization": "chain", "visible": "previous"},
             "environment": {
                 "name": "reasoning_gym", "dataset": "chain_sum", "params": sums,
-                # with one term there are ninety questions in all
+                # there are only ninety questions with one term
                 "train_tasks": 5000 if size > 1 else 60, "held_out_tasks": 1000 if size > 1 else 10,
             },
             "algorithm": {"name": "marft", "optimizer": {"learning_rate": 5e-4}},
@@ -89,13 +89,13 @@ def table(rows: Sequence[Row]) -> str:
         cells = [cell(rows_of(mine, factor, value, FACTORS)) for factor, value in columns]
         pace = float(np.mean([1000 * row["seconds"] / (sum(row["episodes"]) * size) for row in shipped]))
         figures = [f"{size}", f"{shipped[0]['tasks']}", f"{before:.1%}", cell(shipped), *cells, f"{pace:.1f}"]
-        figures.append(f"{pace * size / 1000:.3f}")  # played and learned from
+        figures.append(f"{pace * size / 1000:.3f}")  # playing and learning
         lines.append(f"| {' | '.join(figures)} |")
     return "\n".join(lines) + "\n"
 
 
 def plot(rows: Sequence[Row]) -> Figure:
-    """Held-out accuracy against the size of the team, a line a setting."""
+    """Plot held-out accuracy over the size of the team, a line per setting."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     for axes, (factor, values) in zip(figure.subplots(1, 2, sharey=True), FACTORS.items(), strict=True):
         for value in values:

@@ -1,4 +1,4 @@
-"""How much each setting matters: two agents, one factor at a time, three values, three seeds."""
+"""Measure how much each setting matters: two agents, one factor at a time, three values, three seeds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CREDIT = "--algorithm.credit"
 
 
 def _hops(name: str, value: str) -> list[str]:
-    """One value at every hop that a game of one step has, as the paper uses it."""
+    """Return overrides that set one value at both hops of a game with one step, as in the paper."""
     return [f"{CREDIT}.{name}_agent", value, f"{CREDIT}.{name}_step", value]
 
 
@@ -63,7 +63,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def plot(rows: Sequence[Row]) -> Figure:
-    """Held-out accuracy against each factor: a dot a seed, a line through the means."""
+    """Plot held-out accuracy over each factor: a dot per seed, a line through the means."""
     figure = Figure(figsize=(9, 5), layout="constrained")
     for axes, (factor, values) in zip(figure.subplots(2, 3, sharey=True).flat, FACTORS.items(), strict=True):
         dots(axes, list(values), [rows_of(rows, factor, value, FACTORS) for value in values])

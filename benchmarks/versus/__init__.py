@@ -1,1 +1,1 @@
-"""One training step of MARFT beside one of TRL: the same model, the same prompts, the same number of tokens."""
+"""One training step of MARFT and one of TRL, with the same model, prompts and number of tokens."""

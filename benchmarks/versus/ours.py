@@ -1,4 +1,4 @@
-"""A step of MARFT, timed: ``python -m versus.ours SETTING.json STEPS WARM_UP`` prints its figures as JSON."""
+"""Time steps of MARFT: ``python -m versus.ours SETTING.json STEPS WARM_UP`` prints the figures as JSON."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from versus.setting import INSTRUCTIONS, TARGETS, Setting, coin, questions, righ
 
 
 class Coins(Environment):
-    """The questions of both sides; the reward is a coin, or whether the sum is right."""
+    """Questions of both sides. The reward is a coin flip, or 1 for the right sum."""
 
     setting: dict[str, Any]
 
@@ -45,7 +45,7 @@ class Coins(Environment):
 
 
 def recipe(setting: Setting) -> RunSettings:
-    """GRPO with one update of all completions, without KL to the base, as TRL has it."""
+    """Return the recipe: GRPO with one update of all completions, without KL to the base, as in TRL."""
     lora = {"rank": setting.rank, "alpha": 16.0, "target_modules": TARGETS}
     return parse_recipe(
         {
@@ -77,7 +77,7 @@ def recipe(setting: Setting) -> RunSettings:
 
 
 class Steps:
-    """Training steps of a setting, one after the other."""
+    """Training steps of a setting, in sequence."""
 
     def __init__(self, setting: Setting, rollouts: LocalRolloutRunner) -> None:
         self.setting, self.rollouts, self.number = setting, rollouts, 0
@@ -98,11 +98,11 @@ class Steps:
 
 @contextmanager
 def opened(setting: Setting) -> Iterator[Steps]:
-    """The model, the engine and the learner; unless completions end, with no token that ends a turn."""
+    """Open the model, the engine and the learner. Unless completions end, no token ends a turn."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     with ExitStack() as stack:
-        if setting.words:  # a Qwen2 folder would get Qwen2's own splitting
+        if setting.words:  # else transformers would split words as for Qwen2
             words = PreTrainedTokenizerFast.from_pretrained(setting.model)
             stack.enter_context(patch("marft.models.tokenizer_format.load_tokenizer", lambda _: words))
         if not setting.ends:
@@ -111,12 +111,12 @@ def opened(setting: Setting) -> Iterator[Steps]:
 
 
 def endless_formats(run: RunSettings) -> dict[str, TokenizerFormat]:
-    """As a run has them, but nothing ends a turn."""
+    """Return a run's tokenizer formats without end-of-turn tokens."""
     return {name: replace(one, stop_ids=()) for name, one in tokenizer_format.load_tokenizer_formats(run).items()}
 
 
 def measure(setting: Setting, count: int, warm_up: int) -> dict[str, Any]:
-    """``count`` steps after those that warm up, the prompts of all, and the most memory that the process had."""
+    """Return ``count`` steps after the warm-up steps, the prompts of all, and the peak memory of the process."""
     prompts: dict[str, list[int]] = {}
     with opened(setting) as steps:
         rows = [_step(steps, prompts) for _ in range(count + warm_up)][warm_up:]

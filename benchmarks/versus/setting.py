@@ -1,4 +1,4 @@
-"""What both sides are given: a model, prompts, and how much is sampled. Imports neither of the two frameworks."""
+"""Settings of both sides: a model, prompts, and the amount of sampling. Imports neither of the two frameworks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INSTRUCTIONS = "Work out the sum of the two numbers. Answer in one short sentenc
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A step: ``tasks`` prompts, ``samples`` completions of each, ``tokens`` long; LoRA of ``rank``, one update."""
+    """A step: ``tasks`` prompts, ``samples`` completions per prompt, ``tokens`` long; LoRA of ``rank``, one update."""
 
     name: str
     model: str  # a folder
@@ -24,9 +24,9 @@ class Setting:
     rank: int = 8
     learning_rate: float = 3e-4
     threads: int = 2
-    dtype: str = "float32"  # of our side's frozen weights
-    words: bool = False  # whether its tokenizer takes words apart and no more
-    ends: bool = False  # whether completions end where the model ends them, and earn what they are worth
+    dtype: str = "float32"  # dtype of MARFT's frozen weights
+    words: bool = False  # True: the tokenizer only separates words
+    ends: bool = False  # True: the model ends completions, and the reward is 1 for the right sum
 
     @property
     def completions(self) -> int:
@@ -42,8 +42,10 @@ class Setting:
 
 
 def questions(setting: Setting) -> list[str]:
-    """One a task: sums, of which four in five up to 19 + 19 are asked where they are to be learned; or as many words as
-    the small model's prompts have."""
+    """Return the questions, one per task.
+
+    If completions end, these are four in five of the sums up to 19 + 19. The small model gets prompts of 100 words.
+    """
     if setting.words:
         return [" ".join(str((7 * task + 13 * word) % 4000) for word in range(100)) for task in range(64)]
     if setting.ends:
@@ -52,7 +54,7 @@ def questions(setting: Setting) -> list[str]:
 
 
 def right(question: str, text: str) -> float:
-    """Whether the last number of a text is the sum of the question's last two.
+    """Return 1 if the last number of a text is the sum of the question's last two, else 0.
 
     >>> right("What is 3 + 4?", "3 and 4 make 7."), right("What is 3 + 4?", "7, for 3 + 4")
     (1.0, 0.0)
@@ -63,5 +65,5 @@ def right(question: str, text: str) -> float:
 
 
 def coin(text: str) -> float:
-    """A reward that teaches nothing and differs between attempts."""
+    """Return a reward that teaches nothing and differs between attempts."""
     return float(sum(text.encode()) % 2)

@@ -1,8 +1,8 @@
-"""A step of TRL, timed: ``python -m versus.theirs SETTING.json PROMPTS.json STEPS WARM_UP`` prints its figures as JSON.
+"""Time steps of TRL: ``python -m versus.theirs SETTING.json PROMPTS.json STEPS WARM_UP`` prints the figures as JSON.
 
-It runs in an environment of its own, which has TRL and not MARFT. What is off costs time and is not asked for: KL to a
-reference (no second model), gradient checkpointing (the memory is there), dropout, logging, checkpoints. Completions
-are of equal length, since nothing ends them.
+The script runs in its own environment, which has TRL and not MARFT. Options that cost time and that the comparison
+does not need are off. These are KL to a reference (a second model), gradient checkpointing (memory suffices), dropout,
+logging and checkpoints. Completions have equal length, because no token ends them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from versus.setting import TARGETS, Setting, coin, right
 
 
 def measure(setting: Setting, prompts: list[list[int]], count: int, warm_up: int) -> dict[str, Any]:
-    """``count`` steps after those that warm up, and the most memory that the process had."""
+    """Return ``count`` steps after the warm-up steps, and the peak memory of the process."""
     torch.set_num_threads(setting.threads)
     earned: list[float] = []
     trainer = _trainer(setting, prompts, count + warm_up, earned)
@@ -35,7 +35,7 @@ def measure(setting: Setting, prompts: list[list[int]], count: int, warm_up: int
 
 
 def _trainer(setting: Setting, prompts: list[list[int]], steps: int, earned: list[float]) -> Any:
-    """A trainer that reads ``prompts`` in their order, and puts down what completions have earned."""
+    """Return a trainer that reads ``prompts`` in order, and appends the completions' rewards to ``earned``."""
     from datasets import Dataset
     from peft import LoraConfig
     from trl import GRPOConfig, GRPOTrainer
@@ -79,7 +79,7 @@ def _trainer(setting: Setting, prompts: list[list[int]], steps: int, earned: lis
 
 
 def _check_prompts(trainer: Any, setting: Setting, asked: list[list[int]]) -> None:
-    """See that both sides read the same ids, and that completions are as long as they should be."""
+    """Check that both sides read the same ids, and that completions have the expected length."""
     generate = trainer._generate_single_turn
 
     def checked(prompt_ids: list[list[int]], *rest: Any, **named: Any) -> Any:
@@ -95,7 +95,7 @@ def _check_prompts(trainer: Any, setting: Setting, asked: list[list[int]]) -> No
 
 
 class _Clock(TrainerCallback):
-    """Seconds of each step, and of the part of it that generates; what it sampled and earned."""
+    """Callback that records each step's seconds, generation seconds, sampled tokens and reward."""
 
     def __init__(self, trainer: Any, earned: list[float]) -> None:
         self.trainer, self.earned = trainer, earned

@@ -1,8 +1,8 @@
 """Airline tools: users, flights with seats and prices by day and cabin, and reservations.
 
 Names, arguments and effects on the tables match the airline domain of τ-bench (Yao et al. 2024, arXiv:2406.12045), so
-its data runs here unchanged. A change of cabin is also recorded, as in τ²-bench. The tools of τ-bench do not enforce
-fare rules; these tools do if they are strict.
+its data runs here unchanged. Cabin changes are also recorded, as in τ²-bench. With ``strict``, the tools enforce fare
+rules, which the tools of τ-bench do not.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ AIRPORTS = {
     "IAH": "Houston", "LAS": "Las Vegas", "MCO": "Orlando", "EWR": "Newark", "CLT": "Charlotte",
     "MSP": "Minneapolis", "DTW": "Detroit", "PHL": "Philadelphia", "LGA": "LaGuardia",
 }  # fmt: skip
-INSURANCE_PRICE, BAG_PRICE = 30, 50  # dollars per passenger, and per bag that is not free
-FREE_BAGS = {  # number per passenger, by membership and cabin
+INSURANCE_PRICE, BAG_PRICE = 30, 50  # dollars per passenger, and per paid bag
+FREE_BAGS = {  # free bags per passenger, by membership and cabin
     "regular": {"basic_economy": 0, "economy": 1, "business": 2},
     "silver": {"basic_economy": 1, "economy": 2, "business": 3},
     "gold": {"basic_economy": 2, "economy": 3, "business": 3},
@@ -34,7 +34,7 @@ FREE_BAGS = {  # number per passenger, by membership and cabin
 
 
 class FlightOn(TypedDict):
-    """A flight by its number and day (2024-05-20)."""
+    """Flight number and day (2024-05-20)."""
 
     flight_number: str
     date: str
@@ -106,8 +106,10 @@ class Airline(ServiceToolbox):
         nonfree_baggages: int,
         insurance: str,
     ) -> RecordView:
-        """Book flights. flight_type is one_way or round_trip, cabin basic_economy, economy or business, insurance yes
-        or no. The payments must add up to the price."""
+        """Book flights. The payments must add up to the price.
+
+        flight_type: one_way or round_trip. cabin: basic_economy, economy or business. insurance: yes or no.
+        """
         user = self._get_record("users", user_id, "user")
         passenger_count = len(passengers)
         self._require(bool(flights and passengers), "a booking has flights and passengers")
@@ -127,7 +129,7 @@ class Airline(ServiceToolbox):
         self.tables.put("reservations", reservation_id, reservation)
         user_record = self._edit("users", user_id)
         for payment in payment_methods:
-            if payment["payment_id"] in user_record["payment_methods"]:  # a certificate is used up by its first payment
+            if payment["payment_id"] in user_record["payment_methods"]:  # the first payment uses up a certificate
                 self._deduct(user_id, payment["payment_id"], payment["amount"], spent=True)
         user_record["reservations"].append(reservation_id)
         return reservation
@@ -150,7 +152,7 @@ class Airline(ServiceToolbox):
     def update_reservation_flights(
         self, reservation_id: str, cabin: str, flights: list[FlightOn], payment_id: str
     ) -> RecordView:
-        """Change the flights or the cabin of a reservation. List all its flights, also those that stay."""
+        """Change the flights or the cabin of a reservation. List all its flights, including unchanged ones."""
         reservation = self._get_record("reservations", reservation_id, "reservation")
         passenger_count = len(reservation["passengers"])
         current = {
@@ -182,7 +184,7 @@ class Airline(ServiceToolbox):
     def update_reservation_baggages(
         self, reservation_id: str, total_baggages: int, nonfree_baggages: int, payment_id: str
     ) -> RecordView:
-        """Change how many bags a reservation has, and how many of them are paid for."""
+        """Change the number of bags of a reservation, and the number of paid bags."""
         reservation = self._get_record("reservations", reservation_id, "reservation")
         user = self._get_record("users", reservation["user_id"], "user")
         self._check_policy(total_baggages >= reservation["total_baggages"], "bags can be added, not removed")
@@ -196,7 +198,7 @@ class Airline(ServiceToolbox):
 
     @write_tool
     def update_reservation_passengers(self, reservation_id: str, passengers: list[Passenger]) -> RecordView:
-        """Change who flies; as many as before."""
+        """Replace the passengers of a reservation. Their number must stay the same."""
         reservation = self._get_record("reservations", reservation_id, "reservation")
         same_count = len(passengers) == len(reservation["passengers"])
         self._require_state(same_count, "number of passengers does not match")
@@ -206,7 +208,7 @@ class Airline(ServiceToolbox):
 
     @write_tool
     def send_certificate(self, user_id: str, amount: int) -> str:
-        """Give a user a certificate of an amount of dollars."""
+        """Give a user a certificate. The amount is in dollars."""
         self._get_record("users", user_id, "user")
         methods = self._edit("users", user_id)["payment_methods"]
         name = next(
@@ -222,10 +224,10 @@ class Airline(ServiceToolbox):
         return f"Certificate {name} added to user {user_id} with amount {amount}."
 
     def is_cancelable(self, reservation: RecordView) -> bool:
-        """Return True if a reservation may be cancelled.
+        """Return True if a reservation may be canceled.
 
         One of four conditions must hold: it is insured, it is in business class, it was made within the last day, or
-        the airline cancelled one of its flights.
+        the airline canceled one of its flights.
         """
         routes = [self.tables.find("flights", flight["flight_number"]) for flight in reservation["flights"]]
         days = [
