@@ -138,11 +138,11 @@ def measured(side: str, setting: Setting, output: Path, python: Path, steps: int
     """Measure one side in its own process, and return its figures."""
     described = output / f"{setting.name}.json"
     if side == "marft":
-        command: list[Any] = [sys.executable, "-m", "versus.ours", described.absolute(), str(steps), str(warm_up)]
+        command: list[Any] = [sys.executable, "-m", "versus.marft_steps", described.absolute(), str(steps)]
     else:
         prompts = (output / f"{setting.name}-prompts.json").absolute()
-        command = [python.absolute(), "-m", "versus.theirs", described.absolute(), prompts, str(steps)]
-        command.append(str(warm_up))
+        command = [python.absolute(), "-m", "versus.trl_steps", described.absolute(), prompts, str(steps)]
+    command.append(str(warm_up))
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "MKL_", "GOMP_"))}
     environment |= {"GOMP_SPINCOUNT": "300000", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True, check=False)

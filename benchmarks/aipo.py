@@ -22,7 +22,7 @@ import numpy as np
 import unknown_rules
 from matplotlib.figure import Figure
 from recording import Job, Row, band, interval, measure, parser_of, save_plot, save_rows, tidy
-from warming import digest, warm_up
+from warm_up import digest, warm_up
 
 from marft.agents.game import Attempt
 from marft.config.load import parse_recipe

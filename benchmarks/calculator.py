@@ -21,7 +21,7 @@ from pathlib import Path
 from random import Random
 
 import numpy as np
-from warming import warm_up
+from warm_up import warm_up
 
 from marft.agents.prompt_messages import TruncationPolicy
 from marft.agents.tools.functions import Function

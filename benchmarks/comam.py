@@ -40,7 +40,7 @@ import machine
 import numpy as np
 from environments import World, trained
 from matplotlib.figure import Figure
-from warming import Turn, warm_up
+from warm_up import Turn, warm_up
 
 from marft.config import load_recipe
 from marft.config.interfaces.credit import CreditInputs

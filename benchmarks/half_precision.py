@@ -64,7 +64,7 @@ def _process(setting: Setting) -> dict[str, Any]:
         given = Path(folder) / "setting.json"
         setting.write(given)
         said = subprocess.run(
-            [sys.executable, "-m", "versus.ours", str(given), str(STEPS), str(WARM_UP)],
+            [sys.executable, "-m", "versus.marft_steps", str(given), str(STEPS), str(WARM_UP)],
             cwd=Path(__file__).parent, stdout=subprocess.PIPE, text=True, check=True,
         ).stdout  # fmt: skip
     measured: dict[str, Any] = json.loads(said.splitlines()[-1])

@@ -4,8 +4,8 @@
     python benchmarks/pact.py --seeds 1 --strategies raw rules
     python benchmarks/pact.py --only-table                       # from stored results, with a flawless team
 
-Readers tell an answerer what happened to a thing and where people are (`whereabouts.py`). The answerer has seen nothing
-itself. Readers act in a pipeline, or with split evidence. There are six strategies:
+Readers tell an answerer what happened to a thing and where people are (`whereabouts.py`). The answerer has seen
+nothing itself. Readers act in a pipeline, or with split evidence. There are six strategies:
 
 - *raw*: the message as it is.
 - *last*: only the newest message.
@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 from recording import parser_of, save_plot, save_rows, stored_rows, tidy
-from warming import BATCH, Turn, digest, warm_up
+from warm_up import BATCH, Turn, digest, warm_up
 from whereabouts import ANSWERER, DID, FIELDS, INSTRUCTIONS, READERS, SCRIBES, Reading
 
 from marft.cli.handlers import silence_transformers

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import machine
 from torch.profiler import ProfilerActivity, profile
-from versus import ours
+from versus import marft_steps
 from versus.setting import Setting
 
 PRODUCTS = {"aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm"}
@@ -58,7 +58,7 @@ def main() -> None:
 
 def measure(setting: Setting) -> dict[str, Any]:
     """Return the seconds of one step's two phases by kind, after two warm-up steps, and those without the profiler."""
-    with ours.opened(setting) as steps:
+    with marft_steps.opened(setting) as steps:
         plain = [_seconds(steps) for _ in range(3)][2]
         config = steps.rollouts.models.policies["solver"].backbone.model.config
         sizes = Sizes(config.hidden_size, config.intermediate_size, config.vocab_size, setting.rank)
@@ -92,7 +92,7 @@ def measure(setting: Setting) -> dict[str, Any]:
     }
 
 
-def _seconds(steps: ours.Steps) -> dict[str, float]:
+def _seconds(steps: marft_steps.Steps) -> dict[str, float]:
     began = time.perf_counter()
     episodes = steps.play()
     played = time.perf_counter()

@@ -19,7 +19,7 @@ import numpy as np
 from calculator import ACTOR, REASONER, make
 from matplotlib.figure import Figure
 from recording import Job, Row, band, interval, measure, parser_of, save_plot, save_rows, tidy
-from warming import digest
+from warm_up import digest
 
 from marft.common.types import Episode
 from marft.config.load import parse_recipe

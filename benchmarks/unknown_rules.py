@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from random import Random
 
-from warming import Row
+from warm_up import Row
 
 from marft.agents.prompt_messages import TruncationPolicy
 from marft.common.types import AgentProfile, Task

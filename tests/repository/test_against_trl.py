@@ -34,10 +34,10 @@ def test_a_setting_reads_back_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_our_side_takes_one_step_on_all_completions_and_reads_no_reference(tmp_path: Path) -> None:
-    from versus import ours
+    from versus import marft_steps
     from versus.setting import TARGETS, Setting
 
-    run = ours.recipe(Setting("tiny", "tiny", tasks=2, samples=3))
+    run = marft_steps.recipe(Setting("tiny", "tiny", tasks=2, samples=3))
     algorithm = run.algorithm
     assert (algorithm.minibatches, algorithm.epochs, algorithm.kl.coefficient) == (1, 1, 0.0)
     assert algorithm.critic.kind == "none"

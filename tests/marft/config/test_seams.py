@@ -131,7 +131,7 @@ def test_what_is_no_path_at_all_says_what_one_looks_like() -> None:
     [
         ("environments", "throughput:Numbers"),
         ("environments", "organizations:Boxes"),
-        ("environments", "versus.ours:Coins"),
+        ("environments", "versus.marft_steps:Coins"),
         ("channels", "concurrency:Even"),
     ],
 )

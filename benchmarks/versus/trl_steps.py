@@ -1,4 +1,4 @@
-"""Time steps of TRL: ``python -m versus.theirs SETTING.json PROMPTS.json STEPS WARM_UP`` prints the figures as JSON.
+"""Time steps of TRL: ``python -m versus.trl_steps SETTING.json PROMPTS.json STEPS WARM_UP`` prints the figures as JSON.
 
 The script runs in its own environment, which has TRL and not MARFT. Options that cost time and that the comparison
 does not need are off. These are KL to a reference (a second model), gradient checkpointing (memory suffices), dropout,

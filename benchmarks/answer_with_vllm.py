@@ -1,6 +1,6 @@
 """Answer the chats of an export with vLLM, in an environment without MARFT.
 
-    python in_vllm.py ASKED.json SAID.json
+    python answer_with_vllm.py ASKED.json SAID.json
 
 ``ASKED.json`` names a model's folder, adapters by policy, and chats. vLLM answers each chat greedily with its policy's
 adapter, or with the plain model if there are no adapters. ``SAID.json`` gets the ids of each prompt and answer, the

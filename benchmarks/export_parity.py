@@ -1,13 +1,14 @@
 """Check that vLLM or llama.cpp reproduces `marft eval` with an exported team: same greedy text, same log-probs.
 
-    python benchmarks/export_elsewhere.py --vllm ENVIRONMENT/bin/python [--run runs/demo] [--tasks 100] [--merged]
-    python benchmarks/export_elsewhere.py --llama ENVIRONMENT/bin/python --run runs/sums
+    python benchmarks/export_parity.py --vllm ENVIRONMENT/bin/python [--run runs/demo] [--tasks 100] [--merged]
+    python benchmarks/export_parity.py --llama ENVIRONMENT/bin/python --run runs/sums
 
 The script plays held-out tasks greedily with the run's checkpoint, as `marft eval --mode greedy` does, and exports the
 run. A process in the other environment, without MARFT, loads the exported base. It answers each agent's chat with the
 policy's adapter (`--merged`: with the policy's merged model). The process gets only the chat; its own template and
 tokenizer produce the ids. The script prints a row per policy. It fails if a prompt's ids or a text differ, or a
-log-prob by more than `--tolerance`. `in_vllm.py` and `in_llama.py` say what to install in the environments.
+log-prob by more than `--tolerance`. `answer_with_vllm.py` and `answer_with_llama.py` say what to install in the
+environments.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     where = parser.add_mutually_exclusive_group(required=True)
     for name in READERS:
-        where.add_argument(f"--{name}", help=f"Python of an environment set up as in_{name}.py says")
+        where.add_argument(f"--{name}", help=f"Python of an environment set up as answer_with_{name}.py says")
     parser.add_argument("--run", type=Path, help="run to export; default: the demo, trained for one step")
     parser.add_argument("--checkpoint", default="last")
     parser.add_argument("--tasks", type=int, default=100)
@@ -58,7 +59,7 @@ def main() -> None:
         played = greedily(folder, arguments.checkpoint, arguments.tasks)
         export = load_export(export_run(folder, arguments.checkpoint, Path(place) / "export", merged=arguments.merged))
         rows = [
-            compared(job, cases, elsewhere(python, f"in_{reader}.py", job, cases, Path(place)))
+            compared(job, cases, elsewhere(python, f"answer_with_{reader}.py", job, cases, Path(place)))
             for job, cases in jobs(export, folder.settings(), played, arguments.merged)
         ]
     print("\n".join(table(rows)))

@@ -1,4 +1,4 @@
-"""Time steps of MARFT: ``python -m versus.ours SETTING.json STEPS WARM_UP`` prints the figures as JSON."""
+"""Time steps of MARFT: ``python -m versus.marft_steps SETTING.json STEPS WARM_UP`` prints the figures as JSON."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def recipe(setting: Setting) -> RunSettings:
                     "sampling": {"max_new_tokens": setting.tokens},
                 }
             ],
-            "environment": {"name": "versus.ours:Coins", "setting": asdict(setting)},
+            "environment": {"name": "versus.marft_steps:Coins", "setting": asdict(setting)},
             "rollout": {"tasks_per_step": setting.tasks, "samples_per_task": setting.samples},
             "algorithm": {
                 "name": "grpo",

@@ -26,12 +26,12 @@ def python_of(reader: str) -> str:
     """The Python of its environment, where there is one."""
     name = f"MARFT_{reader.upper()}_PYTHON"
     if not os.environ.get(name):
-        pytest.skip(f"{name} names no Python whose environment has what benchmarks/in_{reader}.py names")
+        pytest.skip(f"{name} names no Python whose environment has what benchmarks/answer_with_{reader}.py names")
     return os.environ[name]
 
 
 def says_what_was_played(reader: str, run: RunFolder, *words: str) -> None:
-    script = str(ROOT / "benchmarks" / "export_elsewhere.py")
+    script = str(ROOT / "benchmarks" / "export_parity.py")
     asked = [sys.executable, script, f"--{reader}", python_of(reader), "--run", str(run.path), "--tasks", "4", *words]
     subprocess.run(asked, check=True)
 
