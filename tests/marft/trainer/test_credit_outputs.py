@@ -270,3 +270,9 @@ def test_ndcg_weighs_the_teams_reward_by_its_gain_in_the_order_of_the_agents_own
     metrics = CoMAM(consistency="ndcg").assign(CreditInputs(batch, "action")).metrics
     second = 1 / math.log2(3)
     assert metrics["agents/a/global_weight"] == pytest.approx((second + 3 / 2) / (3 + second))
+
+
+def test_only_a_credit_with_a_state_of_its_own_keeps_state() -> None:
+    assert RAE().keeps_state
+    assert not GAE().keeps_state
+    assert GAE().state_dict() == {}
