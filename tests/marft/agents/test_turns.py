@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -82,7 +83,9 @@ class TestWhatIsRecorded:
                 return await super().sample(*arguments)
 
         g = game(Script([goes_on(), ends()]), "a", "b", engine=Slow())
+        before = time.time()
         episode = run(replace(g, renderer=Seen()))
+        assert before <= episode.start_time <= time.time() - episode.seconds + 0.01
         times = [t for action in episode.actions for t in (action.started, action.ended)]
         assert times == sorted(times)
         assert all(action.ended - action.started >= 0.009 for action in episode.actions)

@@ -156,7 +156,9 @@ class EpisodeRunner:
 
     async def _call_organization(self, step: int, observation: Observation) -> JointAction:
         game, requests = self.game, self._requests
-        external_context = ExternalContext(game.engine.external_wait, game.threads, game.renderer)
+        external_context = ExternalContext(
+            external_wait=game.engine.external_wait, threads=game.threads, renderer=game.renderer
+        )
         handles = TeamAgents(
             game.team.agents, partial(requests.request, step), partial(requests.reply, step), external_context
         )
