@@ -423,6 +423,7 @@ def test_what_cannot_change_behaviour_is_left_alone(mutants_of: Any) -> None:
                 assert a > 1, f"{a + 1}"
                 b = f"metric/{a + 1}"
                 c = zip(b, strict=True)
+                d = Field(description="1 to 2")
         '''
     )
 

@@ -1,8 +1,8 @@
 """Where faults are put: the mutants of a source file, each under a name that unrelated edits leave alone.
 
 Left out, because nothing that runs depends on it: docstrings, annotations (the bounds in ``Annotated`` with them),
-decorators, bases of classes, assertions (``strict`` of zip is one), what is imported for typing alone, and the texts
-of errors and f-strings.
+decorators, bases of classes, assertions (``strict`` of zip is one), descriptions of settings, what is imported for
+typing alone, and the texts of errors and f-strings.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from operators import replacements
+from operators import IGNORED_KEYWORDS, replacements
 
 SKIPPED_FIELDS: dict[type[ast.AST], set[str]] = {
     ast.FunctionDef: {"decorator_list", "returns"}, ast.AsyncFunctionDef: {"decorator_list", "returns"},
@@ -141,8 +141,8 @@ def _means_nothing(node: ast.AST) -> bool:
         return True
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
         return True  # a docstring, or the dots of a protocol
-    if isinstance(node, ast.keyword) and node.arg == "strict":
-        return True  # of zip: an assertion
+    if isinstance(node, ast.keyword) and node.arg in IGNORED_KEYWORDS:
+        return True
     if isinstance(node, ast.Subscript) and getattr(node.value, "id", "") in ("Annotated", "Literal"):
         return True
     if isinstance(node, ast.Assign) and any(getattr(t, "id", "") in ("__slots__", "__all__") for t in node.targets):

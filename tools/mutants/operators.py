@@ -30,6 +30,7 @@ BYPASSED = {  # methods without which a value is of the same kind
 }  # fmt: skip
 BYPASSED_CALLS = {"sorted", "reversed", "abs"}
 STREAMS = {"generator", "derive_seed"}  # each argument is a part of a random stream's name
+IGNORED_KEYWORDS = {"strict", "description"}  # an assertion of zip; documentation of a setting
 ORDERINGS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 PLAIN = (ast.Name, ast.Attribute, ast.Subscript)
 MODULES = {"np", "torch", "math"}
@@ -122,7 +123,7 @@ def _call(node: ast.Call) -> Iterator[ast.AST]:
     function = node.func
     name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
     for place, keyword in enumerate(node.keywords):
-        if keyword.arg != "strict":  # of zip: an assertion
+        if keyword.arg not in IGNORED_KEYWORDS:
             yield _with(node, keywords=[*node.keywords[:place], *node.keywords[place + 1 :]])
     if name in OPPOSITES:
         field = "attr" if isinstance(function, ast.Attribute) else "id"

@@ -266,6 +266,12 @@ def test_a_uniform_number_draws_the_token_whose_share_holds_it(data: st.DataObje
     assert drawn.tolist() == [int(np.flatnonzero(2 * ends > u)[0]) for u in asked]
 
 
+def test_of_equal_tokens_each_has_its_share_in_every_block() -> None:
+    count = 4 * BLOCK_SIZE
+    middles = (torch.arange(count) + 0.5) / count
+    assert sample_from_weights(torch.ones(count, count), middles).tolist() == list(range(count))
+
+
 @given(below=st.integers(1, 40), light=st.floats(1e-30, 1e-7))
 def test_a_number_next_to_one_draws_no_token_of_weight_zero(below: int, light: float) -> None:
     """Sums of blocks and of their tokens round differently: what is left may reach the end of a block."""

@@ -12,6 +12,7 @@ import pytest
 
 from marft.common.token_data import GrammarMasks, single_token_mask
 from marft.common.types import ActionKey, Episode, Fork, Observation, Task, Transition
+from marft.config.algorithm import AlgorithmSettings
 from marft.config.interfaces.credit import Comparison, Credit, CreditInputs
 from marft.rollout.fork_plans import CandidateTree
 from marft.trainer.credit.agent_group import AgentGroup
@@ -225,6 +226,13 @@ class TestPairsOfCandidates:
     def test_a_tree_grows_as_many_candidates_as_asked_and_goes_on_from_the_one_asked(self) -> None:
         assert PreferenceTree(candidates=3, continue_from="first").fork_plan == CandidateTree(3, "first")
         assert Tree(candidates=3, continue_from="first").fork_plan == CandidateTree(3, "first")
+        assert PreferenceTree().fork_plan == Tree().fork_plan == CandidateTree(4, "best")
+
+    @pytest.mark.parametrize("credit", ["preference", "preference-tree", "best"])
+    def test_weights_of_pairs_are_not_normalized_away(self, credit: str) -> None:
+        table = {"name": "marft", "credit": {"name": credit}, "normalize_advantages": True}
+        with pytest.raises(ValueError, match="set normalize_advantages = false"):
+            AlgorithmSettings.model_validate(table)
 
     def test_all_pairs_weighted_by_gap(self) -> None:
         """a's three candidates earned 4, 1 and 0; b only completed the step."""

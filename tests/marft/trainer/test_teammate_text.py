@@ -17,6 +17,7 @@ from marft.agents.game import Attempt
 from marft.agents.play import play
 from marft.common.token_data import TokenSource
 from marft.common.types import Episode, Observation, Sample, Task, Transition
+from marft.config.algorithm import TeammateTextSettings
 from marft.config.interfaces.teammate_weight import TeammateWeight
 from marft.inference.chat_messages import ChatFormat
 from marft.inference.renderer import ChatRenderer
@@ -26,6 +27,8 @@ from marft.runs.episode_files import read_episodes
 from marft.runs.run_folder import RunFolder
 from marft.trainer.batching import normalizer
 from marft.trainer.critic import critic_input
+from marft.trainer.loss import teammate_loss
+from marft.trainer.micro_batch import TeammateText
 from marft.trainer.teammate_weights import Bounded, Shaped, Truncated, Unweighted
 from marft.trainer.train import train
 from tests.episodes import make_action
@@ -85,6 +88,26 @@ def test_weights_equal_the_slow_reference_and_have_no_gradient(
     assert not weights.requires_grad
     expected = [slow_weight(weight, *row) for row in rows]
     assert weights.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+class Likelier(TeammateWeight):
+    """A user's weight that forgets to detach."""
+
+    def compute_weights(self, log_probs: torch.Tensor, author: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
+        return log_probs.exp()
+
+
+def test_the_loss_takes_every_weight_as_a_constant() -> None:
+    log_probs = torch.tensor([-0.5, -2.0], dtype=torch.float64, requires_grad=True)
+    shares, advantages = torch.tensor([0.25, 0.75]), torch.tensor([1.0, -2.0])
+    nothing = torch.zeros(2, dtype=torch.long)
+    text = TeammateText(nothing, nothing, torch.ones(2), torch.tensor([-1.0, -1.0]), advantages, shares)
+    settings = TeammateTextSettings.model_construct(coefficient=0.5, weight=Likelier())
+    loss, weights = teammate_loss(settings, text, log_probs)
+    loss.backward()
+    assert not weights.requires_grad
+    assert log_probs.grad is not None
+    torch.testing.assert_close(log_probs.grad, (-0.5 * log_probs.exp() * advantages * shares).detach())
 
 
 def test_what_was_good_is_learned_however_unlikely_it_was_and_what_was_bad_is_not_pushed_down_for_ever() -> None:
