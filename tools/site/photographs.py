@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, Playwright, sync_playwright
 
 from marft_serve.viewer.app import Viewer
 
@@ -54,19 +54,27 @@ def main() -> None:
     parser.add_argument("--step", default="15", help="the recorded step that they show")
     parser.add_argument("--index", default="3", help="the episode of that step")
     options = parser.parse_args()
-    chromium = os.environ.get("MARFT_CHROMIUM") or shutil.which("chromium")
-    if not chromium:
-        raise SystemExit("no Chromium is here: install one, or name it in MARFT_CHROMIUM")
     OUT.mkdir(parents=True, exist_ok=True)
     viewer = Viewer([options.runs], "127.0.0.1", 0)
     try:
         with sync_playwright() as started:
-            sandbox = [] if os.geteuid() else ["--no-sandbox"]
-            browser = started.chromium.launch(executable_path=chromium, args=sandbox)
+            browser = launch(started)
             for picture in PICTURES:
                 _take(browser, viewer, picture, {"run": options.run, "step": options.step, "index": options.index})
     finally:
         viewer.close()
+
+
+def launch(playwright: Playwright) -> Browser:
+    """Start the installed Chromium.
+
+    Raises:
+        SystemExit: there is none.
+    """
+    chromium = os.environ.get("MARFT_CHROMIUM") or shutil.which("chromium")
+    if not chromium:
+        raise SystemExit("no Chromium is here: install one, or name it in MARFT_CHROMIUM")
+    return playwright.chromium.launch(executable_path=chromium, args=[] if os.geteuid() else ["--no-sandbox"])
 
 
 def _take(browser: Browser, viewer: Viewer, picture: Picture, names: Mapping[str, str]) -> None:
