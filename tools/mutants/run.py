@@ -83,10 +83,10 @@ class Selection:
         chosen: list[str] = []
         total = 0.0
         for test in sorted(by_price, key=lambda test: (-kills[test], turn[test])):
-            total += self.seen[test].seconds
-            if chosen and total > self.budget:
-                break
-            chosen.append(test)
+            seconds = self.seen[test].seconds
+            if not chosen or total + seconds <= self.budget:  # a long test leaves room for shorter ones after it
+                chosen.append(test)
+                total += seconds
         return chosen
 
     def _reading(self, source: str) -> set[str]:

@@ -196,7 +196,9 @@ class ActionRequests:
             else:
                 max_calls = self.attempt.max_helper_calls
                 helper_call = HelperCall.from_game(game, agent.role, request.observation, max_calls)
-                sampled = await sampler.generate(self.tool_executor, requested.prefix, stream, helper_call)
+                sampled = await sampler.generate(
+                    self.tool_executor, requested.prefix, token_stream=stream, helper_call=helper_call
+                )
         self._check_active(step, agent)
         check_log_probs(sampled)
         thought = 0

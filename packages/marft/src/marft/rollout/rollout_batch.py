@@ -206,7 +206,7 @@ def group_by_draw(episodes: Sequence[Episode], attempts: Sequence[Attempt]) -> l
 
     def draw_key(episode: Episode) -> tuple[str, str]:
         matching = (stream for stream in streams if f"{episode.stream}/".startswith(f"{stream}/"))
-        return max(matching, key=len, default=episode.stream), episode.task.id
+        return max(matching, key=len), episode.task.id
 
     return [
         [episodes[index] for index in group] for group in group_indices([draw_key(episode) for episode in episodes])
