@@ -1,4 +1,7 @@
-"""The demo's team as a round of AutoGen, in an environment of its own: tasks come as JSON, addresses as variables."""
+"""The demo's team as an AutoGen round-robin chat, run as a command in its own virtual environment.
+
+MARFT writes the task as JSON to standard input and passes the agents' addresses as environment variables.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ MODEL = {
 
 
 def agent(role: str) -> AssistantAgent:
-    """An agent of the recipe."""
+    """Return the AutoGen agent for a role in the recipe."""
     name = role.upper()
     client = OpenAIChatCompletionClient(
         model=os.environ[f"MARFT_{name}_MODEL"], base_url=os.environ[f"MARFT_{name}_URL"],

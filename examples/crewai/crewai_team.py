@@ -1,4 +1,7 @@
-"""The demo's team as a crew of CrewAI, in an environment of its own: the task comes as JSON, addresses as variables."""
+"""The demo's team as a CrewAI crew, run as a command in its own virtual environment.
+
+MARFT writes the task as JSON to standard input and passes the agents' addresses as environment variables.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from crewai import LLM, Agent, Crew, Task
 
 
 def agent(role: str, goal: str) -> Agent:
-    """An agent of the recipe."""
+    """Return the CrewAI agent for a role in the recipe."""
     name = role.upper()
     model = LLM(
         model=f"openai/{os.environ[f'MARFT_{name}_MODEL']}", base_url=os.environ[f"MARFT_{name}_URL"],

@@ -1,4 +1,4 @@
-"""A supervisor that hands over and a worker with a tool, as a graph of LangGraph."""
+"""A supervisor that hands over to a worker with a tool, as a LangGraph graph."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def multiply(a: int, b: int) -> int:
 
 @tool(description="Handoff to the calculator agent to handle the request. ")
 def transfer_to_calculator() -> None:
-    """Where the supervisor sends a problem; the graph goes there, and nothing is called."""
+    """Declare the handoff to the model. The graph routes the call, and this function never runs."""
 
 
 def supervisor(state: MessagesState, runtime: Runtime[Clients]) -> Command[Literal["calculator", "__end__"]]:
-    """Hand over, or answer."""
+    """Hand over to the calculator, or answer."""
     said = ask(state, runtime, "triage", transfer_to_calculator)
     return Command(goto="calculator") if said.tool_calls else Command(goto=END, update={"messages": [said]})
 
@@ -41,7 +41,7 @@ def calculator(state: MessagesState, runtime: Runtime[Clients]) -> MessagesState
 
 
 def ask(state: MessagesState, runtime: Runtime[Clients], role: str, has: BaseTool) -> AIMessage:
-    """One turn of an agent."""
+    """Return one reply of an agent."""
     client = runtime.context[role]
     return model_of(client).bind_tools([has]).invoke([SystemMessage(client.instructions), *state["messages"]])
 
@@ -57,7 +57,10 @@ team = graph.compile()
 
 
 def solve(task: Task, clients: Clients) -> str:
-    """What the team answers; one that goes round in circles has no answer, which is learned from."""
+    """Return the team's answer.
+
+    If the graph loops until its recursion limit, return "". The team learns from an empty answer.
+    """
     start = MessagesState(messages=[("user", task.prompt)])
     try:
         done = team.invoke(start, {"recursion_limit": MOST_NODES}, context=clients)

@@ -1,4 +1,7 @@
-"""The demo's team as a graph of LangGraph, a node each. Training changes the address that a node asks at, no more."""
+"""The demo's team as a LangGraph graph, with one node per agent.
+
+Only the address that a node sends its requests to differs from an ordinary graph.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ Clients = Mapping[str, Client]
 
 
 class State(TypedDict, total=False):
-    """What the nodes pass on."""
+    """State shared by the nodes."""
 
     question: str
     thought: str
@@ -30,22 +33,22 @@ def reasoner(state: State, runtime: Runtime[Clients]) -> State:
 
 
 def actor(state: State, runtime: Runtime[Clients]) -> State:
-    """Finish, with what the reasoner has said."""
+    """Finish the work, given the reasoner's message."""
     question = f"{state['question']}\n\nMessage from reasoner:\n{state['thought']}"
     return {"answer": ask(runtime.context["actor"], question)}
 
 
 def ask(client: Client, question: str) -> str:
-    """One question to one agent → what it says."""
+    """Ask an agent a question and return its reply."""
     return str(model_of(client).invoke([("system", client.instructions), ("user", question)]).text)
 
 
-# connections for all episodes: to make them anew for each takes longer than to ask a small model
+# One pool of connections for all episodes: opening a connection takes longer than a call of a small model.
 shared = {"http_client": DefaultHttpxClient(), "http_async_client": DefaultAsyncHttpxClient()}
 
 
 def model_of(client: Client) -> ChatOpenAI:
-    """LangChain's model of an agent."""
+    """Return the LangChain model for an agent."""
     return ChatOpenAI(model=client.model, **shared, **client.keywords)
 
 
@@ -56,5 +59,5 @@ team = graph.compile()
 
 
 def solve(task: Task, clients: Clients) -> str:
-    """What the team answers."""
+    """Return the team's answer."""
     return team.invoke({"question": task.prompt}, context=clients)["answer"]

@@ -1,4 +1,4 @@
-"""A triage agent that hands over, and one with a tool, in the OpenAI Agents SDK."""
+"""A triage agent that hands over to a calculator with a tool, in the OpenAI Agents SDK."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ def multiply(a: int, b: int) -> int:
 
 
 async def solve(task: Task, clients: Mapping[str, Client]) -> str:
-    """What the team answers. What the SDK cannot make sense of is no answer: it earns nothing, and is learned from."""
+    """Return the team's answer.
+
+    If the SDK cannot use the model's text, return "". An empty answer earns 0, and the team learns from it.
+    """
     async with AsyncExitStack() as opened:
         models = {role: await model_of(client, opened) for role, client in clients.items()}
         calculator = Agent(
@@ -40,6 +43,9 @@ async def solve(task: Task, clients: Mapping[str, Client]) -> str:
 
 
 async def model_of(client: Client, opened: AsyncExitStack) -> OpenAIResponsesModel:
-    """The SDK's model of an agent. What is on this machine needs no certificates, which take longest to read."""
+    """Return the SDK's model for an agent.
+
+    The address is local, so the client skips certificates. Reading the certificates would take most of the time.
+    """
     connections = await opened.enter_async_context(DefaultAsyncHttpxClient(verify=False))
     return OpenAIResponsesModel(client.model, AsyncOpenAI(**client.keywords, http_client=connections))

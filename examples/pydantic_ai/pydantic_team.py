@@ -1,4 +1,4 @@
-"""A triage agent whose output is a call of another agent, in PydanticAI."""
+"""A PydanticAI triage agent that calls a calculator agent as its output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ def multiply(a: int, b: int) -> int:
 
 
 async def solve(task: Task, clients: Mapping[str, Client]) -> str:
-    """What the team answers. What cannot be made sense of is no answer: it earns nothing, and is learned from."""
+    """Return the team's answer.
+
+    If PydanticAI cannot use the model's text, return "". An empty answer earns 0, and the team learns from it.
+    """
     async with DefaultAsyncHttpxClient(verify=False) as connections:
 
         def model_of(client: Client) -> OpenAIChatModel:

@@ -36,7 +36,7 @@ class TestRecipes:
     def test_each_stands_beside_what_it_is(self, capsys: pytest.CaptureFixture[str]) -> None:
         listed = run(capsys, "recipes")
         assert all(name in listed for name in bundled_names())
-        assert "demo_single One agent alone, on the same tasks" in listed
+        assert "demo_single One agent learns the demo's sums" in listed
 
     def test_a_printed_one_is_the_file_and_can_be_read(
         self, capsys: pytest.CaptureFixture[str], tmp_path: Path
