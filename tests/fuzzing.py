@@ -56,7 +56,7 @@ SHOWN = (  # pages with recipes, or parts of one
 )
 NEEDED: dict[str, dict[str, Any]] = {  # keys without a default, and roles of the recipe in tests
     "flow": {"network": str(Path(__file__).parent / "flow_network.json")},
-    "graph": {"sees": {"actor": ["reasoner"]}},
+    "graph": {"visible": {"actor": ["reasoner"]}},
     "hierarchical": {"planner": "reasoner", "workers": ["actor"]},
     "orchestrated": {"router": "reasoner"},
     "program": {"call": "tests.fuzzing:solve", "idle_timeout_seconds": 5.0},
@@ -64,7 +64,7 @@ NEEDED: dict[str, dict[str, Any]] = {  # keys without a default, and roles of th
     "record": {"fields": {"state": "leaving (.+)"}},
     "format": {"pattern": "a+", "agents": ["actor"], "clip": [0.0, 1.0]},
     "function": {"call": "tests.fuzzing:brevity", "weight": 0.5},
-    "judge": {"endpoint": {"url": "http://127.0.0.1:8000/v1", "options": {"a": [1, {"b": 2.0}]}}, "model": "m"},
+    "judge": {"endpoint": {"url": "http://127.0.0.1:8000/v1", "extra_body": {"a": [1, {"b": 2.0}]}}, "model": "m"},
 }
 
 

@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.fuzzing import judged, one, shown_everywhere
-from tests.nights import BY_NIGHT, some
+from tests.nights import some
 
 SLICES = 6
 COUNT = int(os.environ.get("MARFT_FUZZ", "600"))
 
 
-@BY_NIGHT
 @pytest.mark.slow
 def test_every_recipe_of_the_docs_is_a_run_before_it_is_mutated(tmp_path: Path) -> None:
     assert {judged(table, [], tmp_path) for table in shown_everywhere()} == {"accepted"}

@@ -219,7 +219,10 @@ def metrics(folder: Path, times: Sequence[str]) -> dict[str, Any]:
 
 
 def differences(reference: Path, present: Path, names: Names) -> Iterator[str]:
-    """Yield a line for each weight and metric that is not the same, bit by bit, in two folders of the same run."""
+    """Yield a line for each weight and metric that is not the same, bit by bit, in two folders of the same run.
+
+    Metrics that are new since the reference are not compared.
+    """
     was, has = weights(reference), weights(present)
     was = _by_present_names(was, names.files)
     for name in sorted(was.keys() | has.keys()):
@@ -235,7 +238,10 @@ def differences(reference: Path, present: Path, names: Names) -> Iterator[str]:
         for (step, name), value in ((key.split(": ", 1), value) for key, value in before.items())
         if (new := renamed(name, names.metrics))
     }
+    compared = {name.split(": ", 1)[1] for name in before}
     for name in sorted(before.keys() | now.keys()):
+        if name.split(": ", 1)[1] not in compared:
+            continue
         old, new = before.get(name, "missing"), now.get(name, "missing")
         if repr(old) != repr(new):
             yield f"{name}: {old!r} → {new!r}"
