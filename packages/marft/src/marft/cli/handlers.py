@@ -295,13 +295,16 @@ def export(
     folder = open_run_for_command(run)
     silence_transformers()
     from marft.runs.export.exporter import export_run
-    from marft.runs.export.manifest import RECIPE
+    from marft.runs.export.manifest import RECIPE, read_manifest
     from marft.runs.export.recipe import trust_flag
 
     with receive_logs(redacted(lambda text: console.print(text, soft_wrap=True))):
         target = export_run(folder, checkpoint, output, merged=merged, overwrite=overwrite, target_team=change)
     trust = trust_flag(tomllib.loads((target / RECIPE).read_text(encoding="utf-8")))
-    console.print(f"wrote {target}. See {target / 'README.md'}, or:  marft serve {target}{trust}", soft_wrap=True)
+    exported = read_manifest(target).checkpoint.name
+    console.print(
+        f"wrote {target} ({exported}). See {target / 'README.md'}, or:  marft serve {target}{trust}", soft_wrap=True
+    )
 
 
 def push(path: Path, repo_id: str, *, private: bool, token: str) -> None:

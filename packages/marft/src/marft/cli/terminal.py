@@ -64,6 +64,8 @@ VERBOSE_METRICS = (
     "critic/loss",
     "critic/explained_variance",
     "gradient_norm",
+    "team_kl",
+    "accepted_fraction",
     "episodes_per_second",
     "async/learner_idle_seconds",
 )

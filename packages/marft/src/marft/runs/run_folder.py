@@ -438,7 +438,9 @@ class RunFolder:
         """
         files = self.recorded_steps()
         if not files:
-            raise UserError(f"{self.path} has no recorded episodes; train with training.record_episodes_every = 1")
+            raise UserError(
+                f"{self.path} has no recorded episodes: no step ended, or training.record_episodes_every is not 1"
+            )
         chosen = next((path for path in files if not step or parse_step(path) == step), None)
         if chosen is None:
             steps = ", ".join(str(parse_step(path)) for path in files)

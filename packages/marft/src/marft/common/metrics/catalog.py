@@ -64,8 +64,9 @@ CATALOG: dict[str, list[Metric]] = {
                "k attempts", better="higher"),
         Metric("success_unknown", "success unknown", "number of scored episodes without a success value from the "
                "environment", ".0f", hide_zero=True),
-        Metric("validation_accuracy", "validation", "accuracy on the validation split", better="higher"),
-        Metric("validation_reward", "validation reward", "mean team reward on the validation split", better="higher"),
+        Metric("validation_accuracy", "validation", "sampled accuracy on the validation split", better="higher"),
+        Metric("validation_reward", "validation reward", "mean team reward on the validation split, sampled",
+               better="higher"),
         Metric("rewards/*", "reward term", "mean contribution of one reward term per episode", "+.3f",
                scopes=TEAM_AND_AGENT),
         Metric("own_reward", "own reward", "mean reward of this agent alone, per episode", scopes=("agent",),
@@ -356,7 +357,7 @@ CATALOG: dict[str, list[Metric]] = {
         Metric("team_kl", "team KL", "KL divergence of the joint policy from the start of the step to its end: k3 per "
                "environment step", ".4f", "nats"),
         Metric("accepted_fraction", "accepted", "accepted fraction of an update (HATRPO, team_kl)", better="higher",
-               hint="near 0 at every step: a lower learning rate has the same effect at less cost"),
+               hint="below 0.5 at most steps: much work is discarded; lower the learning rate or raise team_kl"),
         Metric("rollbacks", "rolled back", "share of updates undone completely (HATRPO)", better="lower"),
     ],
     "The critic": [

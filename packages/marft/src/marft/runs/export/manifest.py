@@ -19,6 +19,7 @@ from marft.common.user_modules import CODE_FOLDER, MANIFEST, MANIFEST_FORMAT
 from marft.config.load import first_problem
 
 RECIPE, CARD = "recipe.toml", "README.md"
+OMITTED_ENVIRONMENT = "environment "  # start of the sentence in ``left_out`` about the environment
 SCHEMA = 1
 # folders with all files listed in the manifest
 FOLDERS = (CODE_FOLDER, "merged", "models", "policies", "skills", "templates")
@@ -148,7 +149,7 @@ def load_export(path: str | Path) -> Export:
     path = Path(path)
     if not (path / MANIFEST).is_file():
         raise UserError(f"{path} is no export of a team: it has no {MANIFEST}. marft export RUN makes one")
-    manifest = _read_manifest(path)
+    manifest = read_manifest(path)
     for name, entry in manifest.files.items():
         _check_file(path, name, entry)
     if RECIPE not in manifest.files:
@@ -177,7 +178,12 @@ def list_files(folder: Path) -> list[str]:
     return sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
 
 
-def _read_manifest(path: Path) -> Manifest:
+def read_manifest(path: Path) -> Manifest:
+    """Read the manifest of an export, without a check of the files in it.
+
+    Raises:
+        UserError: the manifest is damaged, or of another version.
+    """
     location = f"{path}: {MANIFEST}"
     try:
         table = atomic.read_json(path / MANIFEST)

@@ -13,7 +13,7 @@ from marft.agents.prompt_messages import format_message
 from marft.common.user_modules import MANIFEST
 from marft.config.interfaces.channel import Message
 from marft.config.models import VLLM_LORA_RANKS
-from marft.runs.export.manifest import Manifest, ModelEntry, PolicyEntry
+from marft.runs.export.manifest import OMITTED_ENVIRONMENT, Manifest, ModelEntry, PolicyEntry
 
 CHANGE_KEYS = {"added since:": "added", "gone since:": "removed"}
 
@@ -127,10 +127,14 @@ def _training_section(manifest: Manifest) -> str:
 
 
 def _loading_section(manifest: Manifest, folder: str, trust: str = "") -> Iterator[str]:
+    has_environment = not any(sentence.startswith(OMITTED_ENVIRONMENT) for sentence in manifest.left_out)
+    evaluate = f"\nmarft eval .{trust}" if has_environment else ""
     yield (
-        "Commands and code are meant to be run in this folder. As a team, with MARFT (`pip install 'marft[serve]'`):\n"
-        f"\n```sh\nmarft serve .{trust}\nmarft eval .{trust}\n```"
+        "Run commands and code in this folder. As a team, with MARFT (`pip install 'marft[serve]'`):\n"
+        f"\n```sh\nmarft serve .{trust}{evaluate}\n```"
     )
+    if not has_environment:
+        yield "`marft eval` needs an environment (`--environment`), because the team's own was left out."
     if trust:
         yield (
             f"`{trust.strip()}` lets it run code, or ask servers, of its author's: without it, either command says "
