@@ -55,7 +55,9 @@ def test_one_bit_of_a_weight_or_a_metric_differs(golden: Any, tmp_path: Path) ->
     assert told(golden, same, changed) == [f"{step}: reward: 0.5 → 0.5000000000000001" for step in (1, 2)]
 
 
-def test_a_weight_of_one_run_alone_or_a_lost_metric_differs_and_a_new_metric_does_not(golden: Any, tmp_path: Path) -> None:
+def test_a_weight_of_one_run_alone_or_a_lost_metric_differs_and_a_new_metric_does_not(
+    golden: Any, tmp_path: Path
+) -> None:
     found = told(golden, a_run(tmp_path / "a", old=1), a_run(tmp_path / "b", new=1, file="critic.safetensors"))
     assert found[0] == "critic.safetensors: w: only the present tree has it"
     assert found[1] == "policies/a/adapter_model.safetensors: w: only the reference has it"

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from marft.agents import episode_runner
-from marft.agents.agents import ExternalContext, Grade, Outcome, TeamAgents
 from marft.agents.game import Attempt
 from marft.agents.play import play
 from marft.common.errors import EpisodeFailedError
@@ -25,11 +24,10 @@ from marft.common.types import (
     Observation,
     Prompt,
     SamplingParams,
-    Step,
 )
 from marft.config.interfaces.organization import Agents, MessageOverride
-from tests.fakes import FakeEngine, Script, ends, game, goes_on
-from tests.marft.agents.test_turns import TASK, Doing, doing, failed, run
+from tests.fakes import FakeEngine, Script, ends
+from tests.marft.agents.test_turns import TASK, doing, failed, run
 
 
 class Broken(FakeEngine):
@@ -250,37 +248,3 @@ class TestOrganizations:
 
 async def _asks_a(observation: Observation, agents: Agents) -> JointAction:
     return JointAction(await agents.a(observation))
-
-
-class TestOutcomes:
-    def test_a_programs_answer_and_grade_hold_for_their_step_alone(self) -> None:
-        async def act(observation: Observation, agents: Agents) -> JointAction:
-            action = await agents.a(observation)
-            if action.step == 0:
-                return Outcome(text="42", grade=Grade(0.25, agent_rewards={"a": 2.0}))
-            return JointAction(answer=action)
-
-        answers: list[str] = []
-
-        def step(joint: JointAction) -> Step:
-            assert joint.answer is not None
-            answers.append(joint.answer.text)
-            return (ends() if len(answers) == 2 else goes_on())(joint)
-
-        episode = run(game(Script([step, step]), "a", organization=Doing(act)))
-        assert answers == ["42", "a says 1"]
-        assert [(t.reward, t.agent_rewards) for t in episode.transitions] == [(0.25, {"a": 2.0}), (1.0, {})]
-
-    def test_an_organization_may_hold_the_run_and_has_its_threads_and_renderer(self) -> None:
-        found: list[ExternalContext] = []
-
-        async def act(observation: Observation, agents: Agents) -> JointAction:
-            assert isinstance(agents, TeamAgents)
-            found.append(agents.external_context())
-            return JointAction(answer=await agents.a(observation))
-
-        g = doing(act)
-        run(g)
-        assert (found[0].external_wait, found[0].threads, found[0].renderer) == (
-            g.engine.external_wait, g.threads, g.renderer
-        )  # fmt: skip
