@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
@@ -69,10 +71,11 @@ def test_dropped_reasoning_is_measured_in_the_text(how: str, thought: int) -> No
     assert (action.thought, action.only_thought) == (thought, False)
 
 
-def test_a_text_may_be_reasoning_alone() -> None:
-    renderer = Reasoning(length=len("a says 0"))
-    (action,) = run(thinking(replace(game(Script([ends()]), "a"), renderer=renderer), "drop")).actions
-    assert (action.thought, action.only_thought) == (len("a says 0"), True)
+@pytest.mark.parametrize(("text", "is_reasoning"), [("a thought", True), ("x", True), ("", False)])
+def test_a_text_may_be_reasoning_alone(text: str, is_reasoning: bool) -> None:
+    g = game(Script([ends()]), "a", engine=FakeEngine(lambda *_: text))
+    (action,) = run(thinking(replace(g, renderer=Reasoning(length=len(text))), "drop")).actions
+    assert (action.text, action.thought, action.only_thought) == (text, len(text), is_reasoning)
 
 
 def test_a_choice_has_no_reasoning() -> None:
@@ -85,3 +88,26 @@ def test_a_choice_has_no_reasoning() -> None:
     (action,) = run(g).actions
     assert (action.text, action.thought, action.only_thought) == ("y", 0, False)
     assert not renderer.asked
+
+
+def test_an_engine_error_of_an_abandoned_request_does_not_end_a_later_step() -> None:
+    class Failing(FakeEngine):
+        async def sample(self, *arguments: Any) -> Any:
+            if arguments[-1].agent == "b":
+                await asyncio.sleep(0.01)
+                raise RuntimeError("out of memory")
+            return await super().sample(*arguments)
+
+    abandoned = set()
+
+    async def act(observation: Observation, agents: Agents) -> JointAction:
+        if not abandoned:
+            abandoned.add(asyncio.ensure_future(agents.b(observation)))
+            await asyncio.sleep(0)
+        else:
+            await asyncio.wait(abandoned)
+        return JointAction(answer=await agents.a(observation))
+
+    episode = run(doing(act, steps=2, engine=Failing()))
+    assert (episode.status, [action.id for action in episode.actions]) == ("terminated", ["0/a/0", "1/a/0"])
+    assert isinstance(abandoned.pop().exception(), RuntimeError)
