@@ -284,3 +284,17 @@ def test_only_a_credit_with_a_state_of_its_own_keeps_state() -> None:
     assert RAE().keeps_state
     assert not GAE().keeps_state
     assert GAE().state_dict() == {}
+
+
+def test_only_credits_that_declare_it_follow_policies_updated_before() -> None:
+    """A2PO traces advantages through the policies updated before."""
+    assert AlgorithmSettings.model_validate({"name": "a2po"}).credit.supports_a2po
+    with pytest.raises(ValueError, match="use credit 'step-gae'"):
+        AlgorithmSettings.model_validate({"name": "a2po", "credit": {"name": "gae"}})
+
+
+def test_only_credits_by_rank_refuse_a_length_penalty() -> None:
+    penalty = {"overlong_buffer": 8}
+    assert AlgorithmSettings.model_validate({"name": "grpo", "reward": penalty}).reward.overlong_buffer == 8
+    with pytest.raises(ValueError, match="overlong_buffer: credit 'comam'"):
+        AlgorithmSettings.model_validate({"name": "comam", "reward": penalty})
