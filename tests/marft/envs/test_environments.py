@@ -179,7 +179,7 @@ class TestGrading:
     def test_an_answer_that_takes_forever_is_not_graded_and_the_next_one_is(self, grader: Grader) -> None:
         began = time.perf_counter()
         with pytest.raises(GradingError, match="took over 2 s"):
-            grader.matches_gold("5", r"\boxed{1000000!}")
+            grader.matches_gold("5", r"\boxed{(x+1)^{3000}-(x-1)^{3000}}")
         assert time.perf_counter() - began < 4
         assert grader.matches_gold("5", r"\boxed{5}")
 

@@ -52,7 +52,6 @@ def run(there: Hub, folder: Path, *words: str) -> subprocess.CompletedProcess[st
 class TestTheCommand:
     @BY_NIGHT
     def test_it_uploads_what_is_listed_and_nothing_beside_it(self, folder: Path) -> None:
-        (folder / "optimizer.safetensors").write_bytes(b"mine")
         (folder / ".env").write_text("KEY=1")
         (folder / "episodes").mkdir()
         (folder / "episodes" / "step_000001.parquet").write_bytes(b"mine")
@@ -65,6 +64,14 @@ class TestTheCommand:
         assert all(there.files[name] == (folder / name).read_bytes() for name in listed)
         assert [(one["name"], one["visibility"]) for one in there.made] == [("team", "private")]
         assert f"Bearer {TOKEN}" in there.tokens
+
+    @BY_NIGHT
+    def test_weights_that_are_not_listed_are_refused(self, folder: Path) -> None:
+        (folder / "optimizer.safetensors").write_bytes(b"mine")
+        with hub() as there:
+            done = run(there, folder)
+        assert (done.returncode, there.files) == (2, {})
+        assert "optimizer.safetensors was not written with it; remove it" in done.stderr
 
     @BY_NIGHT
     def test_what_the_hub_says_is_told_without_the_token(self, folder: Path) -> None:
