@@ -57,6 +57,15 @@ def test_what_nothing_was_measured_of_is_named_all_the_same() -> None:
     assert str(held).splitlines()[-2].startswith("sampled, ")
 
 
+def test_what_is_0_on_both_sides_is_shown_only_where_0_says_something() -> None:
+    both = saved(evaluation(reward=[(0.0, 1.0)], handoff_loop_rate=[(0.0, 1.0)], re_ask_rate=[(0.0, 1.0)]))
+    loops = saved(evaluation(reward=[(0.0, 1.0)], handoff_loop_rate=[(1.0, 2.0)], re_ask_rate=[(0.0, 1.0)]))
+    assert [line.split()[0] for line in str(over([both], [both])).splitlines()[2:]] == ["reward"]
+    shown = str(over([both], [loops]))
+    assert "handoff_loop_rate" in shown
+    assert "re_ask_rate" not in shown
+
+
 def test_in_a_notebook_words_stand_left_and_figures_right() -> None:
     held = made("accuracy < -50%", "reward > 0.2")
     page = held._repr_html_()

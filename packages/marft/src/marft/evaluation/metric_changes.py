@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 from rich.table import Table
 from rich.text import Text
 
+from marft.common.metrics import find_metric
 from marft.common.texts import join_names, single_line
 from marft.evaluation.cohorts import group_tasks_by_label
 from marft.evaluation.gates import Verdict, group_by_metric, metric_formatters
@@ -98,14 +99,17 @@ def compare_metrics(before: Mapping[str, object], after: Mapping[str, Any], by: 
 
 
 def build_changes_table(changes: Sequence[MetricChange], title: str) -> Table:
-    """Return the changes as a terminal table, with a heading above the changes of each cohort."""
+    """Return the changes as a terminal table, with a heading above the changes of each cohort.
+
+    A metric that is 0 on both sides is omitted if the catalog says so.
+    """
     table = Table(box=None, pad_edge=False, title=title, title_justify="left")
     for heading in COLUMNS:
         table.add_column(heading, justify="left" if heading in COLUMNS[:2] else "right", overflow="fold")
     for cohort, of_cohort in groupby(changes, lambda change: change.cohort):
         if cohort != "all":
             table.add_row("", Text(single_line(cohort), "bold"))
-        for change in of_cohort:
+        for change in filter(_is_shown, of_cohort):
             _, *cells = next(format_rows([change]))
             table.add_row(str(change.difference.tasks), *(Text(single_line(cell)) for cell in cells))
     return table
@@ -132,8 +136,14 @@ def format_rows(changes: Iterable[MetricChange]) -> Iterator[tuple[str, ...]]:
 
 
 def _select_team_changes(changes: Sequence[MetricChange]) -> list[MetricChange]:
-    """Return the changes in the team's metrics over all tasks."""
-    return [change for change in changes if change.cohort == "all" and not change.metric.startswith("agents/")]
+    """Return the shown changes in the team's metrics over all tasks."""
+    team = [change for change in changes if change.cohort == "all" and not change.metric.startswith("agents/")]
+    return list(filter(_is_shown, team))
+
+
+def _is_shown(change: MetricChange) -> bool:
+    metric = find_metric(change.metric)
+    return not (metric and metric.hide_zero and change.difference.before == change.difference.after == 0.0)
 
 
 def _title(label: str, team: Sequence[MetricChange]) -> str:
