@@ -15,8 +15,7 @@ from marft.common.packages import package_index
 TEAM_SHAPE = "reasoner-actor"
 RESERVED_NAMES = {*package_index().import_names.values(), "test", "tests", "src"}
 TRIPLE_QUOTES = '"' * 3
-# a comment, because the bundled model knows only conversations of one turn
-MEMORY_LINE = '\n# memory = "own"  # for other models: prompts include the earlier steps, and so the task'
+MEMORY_LINE = '\nmemory = "own"  # prompts include the earlier steps, and so the task'
 
 
 def package_name(folder: Path) -> str:
@@ -241,7 +240,7 @@ tasks_per_step = 16
 samples_per_task = 4
 
 [training]
-steps = 20
+steps = 40  # the bundled model knows only single questions, and first learns to read conversations
 """
 
 README_TEMPLATE = """\
