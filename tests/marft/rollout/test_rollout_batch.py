@@ -124,6 +124,9 @@ class TestVaryingRewards:
         assert not rewards_vary([forked(1, 0.0, 0.0), forked(1, 0.0)], run)
         assert rewards_vary([forked(1, 0.0, 1.0), forked(1, 0.0)], run)
 
+    def test_a_group_of_which_nothing_was_scored_does_not_vary(self) -> None:
+        assert not rewards_vary([], of("dapo", dynamic_sampling=1))
+
     def test_a_grader_without_a_grade_at_a_step_gave_nothing_there(self) -> None:
         run = settings("tiny", "runs", **SMALL, algorithm={"name": "dapo", "dynamic_sampling": 1},
                        rewards=[{"name": "outcome"}, {"name": "step_cost"}])  # fmt: skip

@@ -244,5 +244,5 @@ def _step_rewards(episode: Episode) -> list[float]:
 
 
 def _rewards_differ(rewards: Sequence[Sequence[float]]) -> bool:
-    """Return True if attempts, at least one, earned different rewards: one list per attempt."""
-    return bool(np.ptp(np.array(rewards), axis=0).max() >= EQUAL_TOLERANCE)
+    """Return True if attempts earned different rewards, one list per attempt."""
+    return bool(rewards) and bool(np.ptp(np.array(rewards), axis=0).max() >= EQUAL_TOLERANCE)
