@@ -39,7 +39,7 @@ LEARNT = {
     "happo": (),
     "gspo": ("--algorithm.sampler_correction.level", "geometric"),
 }
-WAITS = {"marft": 16, "grpo": 8, "ppo": 16, "happo": 30, "gspo": 8}  # in a step on four episodes
+WAITS = {"marft": 17, "grpo": 8, "ppo": 17, "happo": 31, "gspo": 8}  # in a step on four episodes
 
 
 Small = Callable[..., RunSettings]
