@@ -178,7 +178,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.shape, value.tobytes()
     if hasattr(value, "__dataclass_fields__"):
-        timeless = [name for name in value.__dataclass_fields__ if name not in ("seconds", "start_time", "started", "ended")]
+        timeless = [
+            name for name in value.__dataclass_fields__ if name not in ("seconds", "start_time", "started", "ended")
+        ]
         return type(value).__name__, {name: _plain(getattr(value, name)) for name in timeless}
     if isinstance(value, dict):
         return {name: _plain(each) for name, each in value.items()}
