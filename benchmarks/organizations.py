@@ -39,7 +39,7 @@ CHANNELS = {
 
 
 class Boxes(Environment):
-    """Environment whose tasks have one of two kinds. The reward depends on whether the called worker fits the kind."""
+    """Environment with tasks of two kinds. The reward depends on whether the called worker fits the kind."""
 
     def tasks(self, split: Split) -> list[Task]:
         place = ("train", "validation", "test").index(split)

@@ -60,6 +60,27 @@ def settings(model: Path | str = "tiny", output: Path | str = "runs", *overrides
     return parse_recipe(recipe(model, output, **changes), overrides)
 
 
+def helped(tmp_path: Path, **changes: Any) -> RunSettings:
+    """The tiny recipe with a helper that is the untuned model."""
+    table = settings("tiny", tmp_path).model_dump(mode="json", exclude_none=True)
+    table["policies"]["helper"] = {"model": next(iter(table["models"])), "train": "frozen"}
+    helper = {"policy": "helper", "sampling": {"max_new_tokens": 4}}
+    table["consulting"] = {
+        "helpers": {"problem": helper}, "agents": ["reasoner"], "anneal_end": 2, "visible": "never", "budget": 2.0,
+        "call_template": "The {kind} is{question}.",
+    }  # fmt: skip
+    table["agents"][0]["sampling"]["max_new_tokens"] = 32
+    table["agents"][0]["instructions"] = "You are the reasoner. Work out the first step and pass on what is left."
+    table["rollout"]["samples_per_task"] = 4
+    for path, value in changes.items():
+        *folders, key = path.split(".")
+        inner = table
+        for folder in folders:
+            inner = inner[folder]
+        inner[key] = value
+    return parse_recipe(table)
+
+
 def shown_in_docs(page: str, holds: str) -> dict[str, Any]:
     """The one TOML example of a page that holds these words."""
     text = (Path(__file__).parents[1] / page).read_text(encoding="utf-8")

@@ -29,7 +29,7 @@ from marft.runs.run_folder import RunFolder
 from marft.trainer.train import train
 from marft_lab.league.evaluation import matches
 from tests.endpoint import says, serving
-from tests.helpers import settings as recipe
+from tests.helpers import helped
 from tests.nights import BY_NIGHT, MANY
 
 
@@ -59,27 +59,6 @@ class TestTheBudget:
         assert [sum(step) for step in given_out] == [16, 8, 0]
         assert len({tuple(given_out[0][n : n + 4]) for n in range(0, 32, 4)}) > 1, "who may ask is drawn"
         assert Attempt(tasks[0], "evaluation").max_helper_calls == 0
-
-
-def helped(tmp_path: Path, **changes: Any) -> RunSettings:
-    """The tiny recipe with a helper that is the untuned model."""
-    table = recipe("tiny", tmp_path).model_dump(mode="json", exclude_none=True)
-    table["policies"]["helper"] = {"model": next(iter(table["models"])), "train": "frozen"}
-    helper = {"policy": "helper", "sampling": {"max_new_tokens": 4}}
-    table["consulting"] = {
-        "helpers": {"problem": helper}, "agents": ["reasoner"], "anneal_end": 2, "visible": "never", "budget": 2.0,
-        "call_template": "The {kind} is{question}.",
-    }  # fmt: skip
-    table["agents"][0]["sampling"]["max_new_tokens"] = 32
-    table["agents"][0]["instructions"] = "You are the reasoner. Work out the first step and pass on what is left."
-    table["rollout"]["samples_per_task"] = 4
-    for path, value in changes.items():
-        *folders, key = path.split(".")
-        inner = table
-        for folder in folders:
-            inner = inner[folder]
-        inner[key] = value
-    return parse_recipe(table)
 
 
 FAR = {"path": "gpt-x", "endpoint": {"url": "http://127.0.0.1:9/v1"}}

@@ -65,7 +65,7 @@ SHORT = {"training.steps": "2", "rollout.tasks_per_step": "4", "rollout.samples_
 
 @dataclass(frozen=True)
 class Names:
-    """Names of the reference that have changed, and metrics that are times."""
+    """Renamed names since the reference, and metrics of time."""
 
     commit: str
     times: Sequence[str]
@@ -80,7 +80,7 @@ class Names:
 
 
 def renamed(name: str, table: Mapping[str, str]) -> str:
-    """Return the present name; "" where the table says that there is none any more.
+    """Return the present name; "" for a name that was removed.
 
     >>> renamed("agents/a/reward", {"agents/*": "agent/*", "reward": "return"})
     'agent/a/reward'

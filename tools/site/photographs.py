@@ -26,7 +26,7 @@ MOST = 200_000  # bytes
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One page, once ``shows`` is there and ``ready`` has been done to it."""
+    """Picture of one page, taken when ``visible`` is shown and ``click`` was clicked."""
 
     name: str
     place: str

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from marft.common.types import Episode, Fork, Observation, Transition
-from marft.config import RunSettings, parse_recipe
+from marft.config import RunSettings
 from marft.rewards.groups import normalize_by_group
 from marft.rollout.local_runner import LocalRolloutRunner
 from marft.rollout.rollout_batch import (
@@ -23,7 +23,7 @@ from marft.rollout.rollout_batch import (
 )
 from marft.runs.state import State
 from tests.episodes import make_action
-from tests.helpers import settings
+from tests.helpers import helped, settings
 from tests.marft.rollout.test_collection import SMALL, TASKS, Rollouts, of, paid
 
 LIMITS = {
@@ -32,21 +32,6 @@ LIMITS = {
     2: [("t0", [0, 0, 0, 0]), ("t1", [0, 0, 0, 0])],
 }
 LATER_PASS = [("t1", [0, 0, 1, 1]), ("t0", [1, 0, 0, 1])]
-
-
-def helped(tmp_path: Path) -> RunSettings:
-    """Settings with four attempts per task and half a helper call per action, until step 2."""
-    table = settings("tiny", tmp_path).model_dump(mode="json", exclude_none=True)
-    table["policies"]["helper"] = {"model": next(iter(table["models"])), "train": "frozen"}
-    helper = {"policy": "helper", "sampling": {"max_new_tokens": 4}}
-    table["consulting"] = {
-        "helpers": {"problem": helper}, "agents": ["reasoner"], "anneal_end": 2, "visible": "never", "budget": 0.5,
-        "call_template": "The {kind} is{question}.",
-    }  # fmt: skip
-    table["agents"][0]["sampling"]["max_new_tokens"] = 32
-    table["agents"][0]["instructions"] = "You are the reasoner. Work out the first step and pass on what is left."
-    table["rollout"] |= {"samples_per_task": 4}
-    return parse_recipe(table)
 
 
 def call_limits(run: RunSettings, step: int, draws: int = 0) -> list[tuple[str, list[int]]]:
@@ -68,7 +53,7 @@ def forked(at: int, *rewards: float, steps: int = 0, **own: float) -> Episode:
 class TestHelperCalls:
     def test_which_attempts_may_call_is_the_same_in_every_version(self, tmp_path: Path) -> None:
         """It depends on the step, the pass over the tasks and the task, and nothing else."""
-        run = helped(tmp_path)
+        run = helped(tmp_path, **{"consulting.budget": 0.5})
         assert {step: call_limits(run, step) for step in (0, 1, 2)} == LIMITS
         assert call_limits(run, 0, draws=2) == LATER_PASS  # these attempts have streams of their own
 

@@ -52,7 +52,6 @@ def test_the_card_says_what_prompts_and_answers_depend_on() -> None:
             "two": ModelEntry(path="org/two", commit="c0", chat_template="templates/two.jinja"),
         },
         agents=({"role": "a", "thinking": "drop", "sampling": {"temperature": 0.7, "max_new_tokens": 40}},),
-        left_out=(),
     )
     text = "\n".join(_loading_section(manifest, "team"))
     assert "marft serve .\nmarft eval .\n" in text
@@ -70,10 +69,8 @@ def test_the_card_says_what_prompts_and_answers_depend_on() -> None:
 
 
 def test_the_card_offers_no_evaluation_without_the_environment() -> None:
-    manifest = Manifest.model_construct(
-        policies={}, models={}, agents=(), left_out=("environment (table): it needs rows.csv, which is not exported",)
-    )
-    text = "\n".join(_loading_section(manifest, "team"))
+    manifest = Manifest.model_construct(policies={}, models={}, agents=())
+    text = "\n".join(_loading_section(manifest, "team", has_environment=False))
     assert "marft serve .\n```" in text
     assert "marft eval .\n" not in text
     assert "`marft eval` needs an environment" in text

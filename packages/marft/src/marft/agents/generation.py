@@ -209,7 +209,7 @@ class ActionSampler:
         return end
 
     async def choose(self, texts: Sequence[str], options: Sequence[Option]) -> Action:
-        """Choose one of the options, which encode these texts."""
+        """Choose one of the options, the encoded ``texts``."""
         agent = self.agent
         choice, versions = await self.engine.choose(agent.policy, self.prompt, options, agent.sampling, self.key)
         tokens = options[choice.chosen].tokens

@@ -357,7 +357,7 @@ CATALOG: dict[str, list[Metric]] = {
         Metric("team_kl", "team KL", "KL divergence of the joint policy from the start of the step to its end: k3 per "
                "environment step", ".4f", "nats"),
         Metric("accepted_fraction", "accepted", "accepted fraction of an update (HATRPO, team_kl)", better="higher",
-               hint="below 0.5 at most steps: much work is discarded; lower the learning rate or raise team_kl"),
+               hint="below 0.5 at most steps: much work is discarded; lower the learning rate or raise the KL limit"),
         Metric("rollbacks", "rolled back", "share of updates undone completely (HATRPO)", better="lower"),
     ],
     "The critic": [

@@ -28,7 +28,7 @@ from marft.runs.checkpoints import CheckpointManager
 from marft.runs.episode_files import read_rows
 from marft.runs.export.manifest import CARD, RECIPE, list_files, list_unlisted, write_manifest
 from marft.runs.export.model_card import render_model_card
-from marft.runs.export.recipe import ExportRecipe, export_recipe, find_versions, format_key, trust_flag
+from marft.runs.export.recipe import PLACEHOLDER, ExportRecipe, export_recipe, find_versions, format_key, trust_flag
 from marft.runs.export.weights import WeightExporter
 from marft.runs.run_folder import RunFolder
 from marft.runs.state import CheckpointRecord, read_record
@@ -178,7 +178,8 @@ def export_run(
             )
         manifest = write_manifest(staging, table)
         locations = [reference.location for reference in references]
-        card = render_model_card(manifest, target.resolve().name, trust_flag(export.table), locations)
+        has_environment = export.table["environment"]["name"] != PLACEHOLDER
+        card = render_model_card(manifest, target.resolve().name, trust_flag(export.table), locations, has_environment)
         (staging / CARD).write_text(card, encoding="utf-8")
     for sentence in export.omitted:
         logger.warning(f"left out: {sentence}")

@@ -19,7 +19,6 @@ from marft.common.user_modules import CODE_FOLDER, MANIFEST, MANIFEST_FORMAT
 from marft.config.load import first_problem
 
 RECIPE, CARD = "recipe.toml", "README.md"
-OMITTED_ENVIRONMENT = "environment "  # start of the sentence in ``left_out`` about the environment
 SCHEMA = 1
 # folders with all files listed in the manifest
 FOLDERS = (CODE_FOLDER, "merged", "models", "policies", "skills", "templates")

@@ -13,12 +13,14 @@ from marft.agents.prompt_messages import format_message
 from marft.common.user_modules import MANIFEST
 from marft.config.interfaces.channel import Message
 from marft.config.models import VLLM_LORA_RANKS
-from marft.runs.export.manifest import OMITTED_ENVIRONMENT, Manifest, ModelEntry, PolicyEntry
+from marft.runs.export.manifest import Manifest, ModelEntry, PolicyEntry
 
 CHANGE_KEYS = {"added since:": "added", "gone since:": "removed"}
 
 
-def render_model_card(manifest: Manifest, folder: str, trust: str = "", references: Sequence[str] = ()) -> str:
+def render_model_card(
+    manifest: Manifest, folder: str, trust: str = "", references: Sequence[str] = (), has_environment: bool = True
+) -> str:
     """Return the model card (``README.md``) of an export.
 
     Args:
@@ -26,6 +28,7 @@ def render_model_card(manifest: Manifest, folder: str, trust: str = "", referenc
         folder: name of the export's folder.
         trust: flag that commands need for an export with code (:func:`marft.runs.export.recipe.trust_flag`).
         references: places that still name folders of the training machine.
+        has_environment: False if the environment was left out.
     """
     parts = [
         f"# {manifest.name}",
@@ -35,7 +38,7 @@ def render_model_card(manifest: Manifest, folder: str, trust: str = "", referenc
         "## How it was trained",
         _training_section(manifest),
         "## Loading it",
-        *_loading_section(manifest, folder, trust),
+        *_loading_section(manifest, folder, trust, has_environment),
     ]
     if manifest.left_out:
         parts += ["## What was left out", "\n".join(f"- {sentence}" for sentence in manifest.left_out)]
@@ -126,8 +129,7 @@ def _training_section(manifest: Manifest) -> str:
     )
 
 
-def _loading_section(manifest: Manifest, folder: str, trust: str = "") -> Iterator[str]:
-    has_environment = not any(sentence.startswith(OMITTED_ENVIRONMENT) for sentence in manifest.left_out)
+def _loading_section(manifest: Manifest, folder: str, trust: str = "", has_environment: bool = True) -> Iterator[str]:
     evaluate = f"\nmarft eval .{trust}" if has_environment else ""
     yield (
         "Run commands and code in this folder. As a team, with MARFT (`pip install 'marft[serve]'`):\n"

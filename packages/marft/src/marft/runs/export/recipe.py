@@ -27,7 +27,7 @@ from marft.config.plugins import import_path_module, user_import_path_module
 from marft.config.run import RunSettings
 from marft.config.secrets import SECRET_NAME, secret_values
 from marft.runs.changes import Key, iterate_texts
-from marft.runs.export.manifest import OMITTED_ENVIRONMENT, RECIPE, Export
+from marft.runs.export.manifest import RECIPE, Export
 
 EXPORTED_KEYS = ("name", "seed", "models", "policies", "tools", "agents", "team", "channel", "environment", "rewards",
         "rollout", "evaluation")  # fmt: skip
@@ -352,7 +352,7 @@ def _export_rewards(export: ExportRecipe, folder: Path) -> None:
     export.table["rewards"] = rewards
     reason = _find_obstacle(export.table["environment"], folder)
     if reason:
-        export.omitted.append(f"{OMITTED_ENVIRONMENT}({export.table['environment']['name']}): {reason}")
+        export.omitted.append(f"environment ({export.table['environment']['name']}): {reason}")
         export.table["environment"] = {"name": PLACEHOLDER}
 
 
