@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -336,6 +338,16 @@ def test_a_mutant_meets_the_tests_of_the_first_area_that_names_its_file(project:
     ]
     assert read.tests_of("src/other.py") == ["tests/test_other.py"]
     assert read.tests_of("src/sums.py") == ["tests/conftest.py", "tests/test_other.py", "tests/test_sums.py"]
+
+
+def test_a_long_test_leaves_room_for_shorter_ones_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DRIVER.parent))
+    run, warm = importlib.import_module("run"), importlib.import_module("warm")
+    seen = {name: warm.Seen(seconds, {"a.py": [1]}) for name, seconds in (("short", 1), ("long", 9), ("middle", 2))}
+    mutant = SimpleNamespace(file="a.py", function="f", lines=[1])
+    of = "a.py:f"
+    select = run.Selection(seen, run.counted({of: ["middle", "long"]}), budget=5.0)
+    assert select(mutant) == ["middle", "short"]
 
 
 def test_hints_stay_for_functions_that_a_run_left_out_and_go_with_their_functions(tmp_path: Path, ledger: Any) -> None:
