@@ -5,10 +5,12 @@ from __future__ import annotations
 import pickle
 import re
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 
 import numpy as np
 import pytest
+from transformers import PreTrainedTokenizerBase
 
 from marft.agents.prompt_messages import ChatMessage, InexactContinuation, TruncationPolicy
 from marft.common.types import AgentProfile, TokenIds, Tool, ToolCall
@@ -173,6 +175,21 @@ def test_control_tokens_that_somebody_writes_are_text(name: str) -> None:
 
     added = {format.tokenizer.convert_tokens_to_ids(token) for token in tokens}
     assert [i for i in prompt(evil) if i in added] == [i for i in prompt("nothing") if i in added]
+
+
+@EACH
+@pytest.mark.parametrize("evil", ["", " so", "\n", "\U000f0001", "\U000f0000"])
+def test_ids_of_a_chat_with_control_tokens_are_those_of_transformers(name: str, evil: str) -> None:
+    family, format = FAMILIES[name], format_of(name)
+    if "sanitize_control_tokens" not in signature(PreTrainedTokenizerBase.apply_chat_template).parameters:
+        pytest.skip("this version of transformers cannot escape control tokens")
+    text = evil.join(["I say", *family.special, *family.marks, "12"])
+    chat = [_of("user", text), _of("assistant", "Well."), _of("user", f"{text}?")]
+    theirs = format.tokenizer.apply_chat_template(
+        chat, add_generation_prompt=True, return_dict=False, sanitize_control_tokens=True, **format.template_options
+    )
+    if not detect_roles(format.tokenizer, format.template_options).markers:
+        assert tokenize_messages(format, chat).tolist() == theirs
 
 
 @pytest.mark.parametrize(

@@ -208,15 +208,8 @@ def tokenize_messages(
     Raises:
         TemplateError, ValueError, TypeError: the template cannot render the chat.
     """
-    ids = format.tokenizer.apply_chat_template(
-        _adapt_roles(format, messages),
-        tools=[tool_schema(tool) for tool in tools] or None,
-        add_generation_prompt=add_generation_prompt,
-        return_dict=False,
-        sanitize_control_tokens=True,
-        **format.template_options,
-    )
-    return np.array(ids, np.int32)
+    text = render_escaped(format, messages, tools, add_generation_prompt)
+    return np.array(encode_text(format.tokenizer, text), np.int32)
 
 
 def render_text(

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TypeVar
+from functools import lru_cache
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from transformers import PreTrainedTokenizerBase
-from transformers.utils.chat_template_utils import mark_control_tokens
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from marft.common.reasoning import DELIMITERS
 
-ESCAPE_MARKERS = re.compile("[\U000f0000\U000f0001]")  # markers that transformers puts around escaped control tokens
+ESCAPE_START, ESCAPE_END = "\U000f0000", "\U000f0001"  # around escaped control tokens, as in transformers
+ESCAPE_MARKERS = re.compile(f"[{ESCAPE_START}{ESCAPE_END}]")
 # single marker: the following text is encoded as a continuation, not as the start of a text
-CONTINUATION_MARKER = "\U000f0001"
+CONTINUATION_MARKER = ESCAPE_END
 
 ChatData = TypeVar("ChatData")
 
@@ -75,9 +76,24 @@ def escape_control_tokens(tokenizer: PreTrainedTokenizerBase, data: ChatData, is
         token for token in tokenizer.added_tokens_decoder.values() if token.special or token.content in chat_tokens
     ]
     names = {token.content for token in added}.difference(DELIMITERS if is_own_text else ())
-    pattern = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
-    escaped: ChatData = mark_control_tokens(data, re.compile(pattern or "(?!)"))
+    escaped: ChatData = _escape_strings(data, re.compile(_alternatives(names)))
     return escaped
+
+
+def _escape_strings(data: Any, pattern: re.Pattern[str]) -> Any:
+    """Put markers around matches of ``pattern`` in every string of ``data``, except keys; remove other markers."""
+    if isinstance(data, str):
+        return pattern.sub(f"{ESCAPE_START}\\g<0>{ESCAPE_END}", remove_escapes(data))
+    if isinstance(data, dict):
+        return {key: _escape_strings(value, pattern) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_escape_strings(value, pattern) for value in data]
+    return data
+
+
+def _alternatives(names: Iterable[str]) -> str:
+    """Return a regular expression that matches any of ``names``, the longest first."""
+    return "|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)"
 
 
 def remove_escapes(text: str) -> str:
@@ -86,8 +102,53 @@ def remove_escapes(text: str) -> str:
 
 
 def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Encode a text with escaped control tokens, without adding special tokens."""
-    return list(tokenizer(text, add_special_tokens=False, sanitize_control_tokens=True)["input_ids"])
+    """Encode a text with escaped control tokens, without adding special tokens.
+
+    The ids equal those of transformers' ``sanitize_control_tokens``, which older versions lack. A single marker only
+    separates the texts on its two sides.
+
+    Raises:
+        ValueError: the tokenizer encodes the plain text of an escaped control token as that token.
+    """
+    first, *pieces = _piece_pattern(tuple(tokenizer.added_tokens_encoder)).split(text)
+    ids = _encode_tokens(tokenizer, first)
+    for index, piece in enumerate(pieces):
+        if piece:
+            ids += _encode_piece(tokenizer, piece, is_escaped=index % 2 == 0)
+    return ids
+
+
+@lru_cache
+def _piece_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
+    """Return the separator of a text with markers; a split alternates between texts and escaped tokens (or None)."""
+    return re.compile(f"{ESCAPE_START}({_alternatives(names)}){ESCAPE_END}|[{ESCAPE_START}{ESCAPE_END}]")
+
+
+def _encode_piece(tokenizer: PreTrainedTokenizerBase, piece: str, is_escaped: bool) -> list[int]:
+    """Encode a text that follows another; after a newline, so that SentencePiece adds no leading space."""
+    encode = _encode_plain if is_escaped else _encode_tokens
+    newline, ids = _encode_tokens(tokenizer, "\n"), encode(tokenizer, "\n" + piece)
+    ids = ids[len(newline) :] if ids[: len(newline)] == newline else encode(tokenizer, piece)
+    if is_escaped and tokenizer.convert_tokens_to_ids(piece) in ids:
+        raise ValueError(f"{piece!r} cannot be escaped: the tokenizer produces the control token from plain text")
+    return ids
+
+
+def _encode_tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def _encode_plain(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Encode a text without added tokens, special or not."""
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        return list(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+    backend = tokenizer.backend_tokenizer  # its own option leaves out special tokens alone
+    if backend.normalizer is not None:
+        text = backend.normalizer.normalize_str(text)
+    splits = [text]
+    if backend.pre_tokenizer is not None:
+        splits = [split for split, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
+    return [token.id for split in splits for token in backend.model.tokenize(split)]
 
 
 def encode_continuation(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

@@ -17,6 +17,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -60,6 +61,8 @@ def get_codec(hint: object) -> Codec:
         return _optional(get_codec(next(argument for argument in arguments if argument is not NoneType)))
     if origin is np.ndarray:
         return _array(get_args(arguments[1])[0])
+    if origin is npt.NDArray:  # a type alias since numpy 2.5
+        return _array(arguments[0])
     if origin is tuple and arguments[1:] == (...,):
         return _sequence(get_codec(arguments[0]))
     if origin is Mapping and arguments[0] is str:
