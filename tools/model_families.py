@@ -37,6 +37,14 @@ LATENT_CONFIG = {
     "v_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_group": 1,
     "topk_group": 1, "first_k_dense_replace": 1,
 }  # fmt: skip
+SHARED_EXPERTS_CONFIG = {
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+}
 LINEAR_CONFIG = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
@@ -65,6 +73,11 @@ SCALED_ROPE = {
     "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0,
     "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5, "original_max_position_embeddings": 6,
 }  # fmt: skip
+DEEPSEEK_ROPE = {
+    "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0,
+    "mscale_all_dim": 1.0, "original_max_position_embeddings": 64,
+}  # fmt: skip
+PARTIAL_ROPE_CONFIG = {"rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5}}
 GRANITE_CONFIG = {
     "logits_scaling": 4.0,
     "residual_multiplier": 0.5,
@@ -138,9 +151,30 @@ MODEL_FAMILIES = (
         {**HEADS_CONFIG, **WINDOW_CONFIG, **LOCAL_EXPERTS_CONFIG, "rope_parameters": YARN_ROPE},
     ),
     ModelFamily("DeepSeek 3", "Moonlight-16B-A3B, Kimi-K2", "DeepseekV3Config", LATENT_CONFIG),
+    ModelFamily(
+        "DeepSeek 3 with expert groups",
+        "DeepSeek-V3, R1",
+        "DeepseekV3Config",
+        {**LATENT_CONFIG, "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "rope_parameters": DEEPSEEK_ROPE},
+    ),
+    ModelFamily(
+        "GLM 4 with experts",
+        "GLM-4.5-Air, GLM-4.6",
+        "Glm4MoeConfig",
+        {**HEADS_CONFIG, **SHARED_EXPERTS_CONFIG, "attention_bias": True, "use_qk_norm": True},
+    ),
     ModelFamily("EXAONE 4", "EXAONE-4.0-1.2B, 32B", "Exaone4Config", {"num_hidden_layers": 4}),
     ModelFamily("Seed-OSS", "Seed-OSS-36B", "SeedOssConfig", HEADS_CONFIG),
     ModelFamily("ERNIE 4.5", "ERNIE-4.5-0.3B", "Ernie4_5Config", HEADS_CONFIG),
+    ModelFamily(
+        "ERNIE 4.5 with experts",
+        "ERNIE-4.5-21B-A3B",
+        "Ernie4_5_MoeConfig",
+        {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 24, "moe_num_shared_experts": 2},
+    ),
+    ModelFamily(
+        "MiniMax M2", "MiniMax-M2", "MiniMaxM2Config", {**HEADS_CONFIG, **LOCAL_EXPERTS_CONFIG, **PARTIAL_ROPE_CONFIG}
+    ),
     ModelFamily("StarCoder 2", "starcoder2-3b to 15b", "Starcoder2Config", WINDOW_CONFIG),
     ModelFamily(
         "Qwen 3.5",
@@ -175,6 +209,20 @@ MODEL_FAMILIES = (
         "Mamba2Config",
         {"state_size": 8, "num_heads": 4, "head_dim": 16, "n_groups": 1},
         STATE_SPACE_CONFIG,
+    ),
+    ModelFamily(
+        "Llama 4",
+        "Llama-4-Scout, Maverick, text",
+        "Llama4TextConfig",
+        {
+            **HEADS_CONFIG,
+            "num_local_experts": 4,
+            "intermediate_size_mlp": 64,
+            "interleave_moe_layer_step": 2,
+            "num_hidden_layers": 4,
+            "attention_chunk_size": 6,
+            "floor_scale": 6,
+        },
     ),
     ModelFamily("Gemma 4", "gemma-4, text", "Gemma4TextConfig", {**HEADS_CONFIG, "vocab_size_per_layer_input": 96}),
     ModelFamily(
@@ -270,7 +318,8 @@ def linear_layer_names(backbone: Backbone) -> list[str]:
 
 def _iter_linear_names(backbone: Backbone) -> Iterator[str]:
     for name, module in backbone.model.named_modules():
-        if isinstance(module, nn.Linear) and module is not backbone.head:
+        is_router = type(module).__name__.endswith("Router")
+        if isinstance(module, nn.Linear) and module is not backbone.head and not is_router:
             yield name.rpartition(".")[2]
 
 

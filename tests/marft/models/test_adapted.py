@@ -36,7 +36,7 @@ def frozen(inputs: int, outputs: int, bias: bool) -> FrozenLinear:
 
 def low(layer: FrozenLinear, rank: int) -> Adapter:
     outputs, inputs = layer.weight.shape
-    adapter = Adapter(nn.Linear(inputs, outputs), rank, 0.5 * rank**2, torch.Generator())
+    adapter = Adapter(inputs, outputs, rank, 0.5 * rank**2, torch.Generator(), torch.device("cpu"))
     adapter.a = nn.Parameter(torch.randn(rank, inputs).double())
     adapter.b = nn.Parameter(torch.randn(outputs, rank).double())
     return adapter

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import date
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, Strict, field_validator
+from pydantic import AfterValidator, Field, Strict, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.common.errors import UserError
@@ -96,8 +96,10 @@ class LoraSettings(Settings):
     alpha: Annotated[Positive, NotTiny] = Field(
         default=16.0, description="scale: the update is multiplied by alpha / rank"
     )
-    target_modules: Annotated[Names, Field(min_length=1)] = Field(
-        default=("q_proj", "v_proj"), description="names of linear layers"
+    target_modules: Names = Field(default=("q_proj", "v_proj"), description="names of linear layers")
+    target_parameters: Names = Field(
+        default=(),
+        description='weights of experts, e.g. ["experts.gate_up_proj", "experts.down_proj"]',
     )
     trained_matrices: Literal["both", "B"] = Field(
         default="both",
@@ -118,6 +120,12 @@ class LoraSettings(Settings):
                 {"target": repr(outside[0])},
             )
         return targets
+
+    @model_validator(mode="after")
+    def _check_any_target(self) -> Self:
+        if not self.target_modules and not self.target_parameters:
+            raise PydanticCustomError("targets", "target_modules or target_parameters should have at least 1 item")
+        return self
 
 
 class PoolSettings(Settings):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -21,7 +22,9 @@ from marft.models.checkpoint_checks import check_finite, check_no_pickle
 from marft.models.lora import Adapter
 
 WEIGHTS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
-SUPPORTED_KEYS = ("peft_type", "r", "lora_alpha", "target_modules", "use_rslora", "init_lora_weights")
+SUPPORTED_KEYS = (
+    "peft_type", "r", "lora_alpha", "target_modules", "target_parameters", "use_rslora", "init_lora_weights",
+)  # fmt: skip
 IGNORED_KEYS = (
     "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
     "lora_dropout", "layers_pattern", "megatron_config", "megatron_core", "loftq_config", "corda_config", "eva_config",
@@ -44,6 +47,7 @@ def save_adapter(adapters: Mapping[str, Adapter], lora: LoraSettings, base: str,
         r=lora.rank,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]
         target_modules=list(lora.target_modules),
+        target_parameters=list(lora.target_parameters) or None,
         base_model_name_or_path=base,
         task_type="CAUSAL_LM",
         inference_mode=True,
@@ -79,11 +83,11 @@ def read_lora_settings(folder: Path) -> LoraSettings:
             f"the adapter at {folder} is not plain LoRA: its {CONFIG_FILE} {'; '.join(problems)}. Give one with r, "
             "lora_alpha and a list of target_modules, and nothing else that changes what is computed"
         )
-    rank, alpha, targets = config["r"], float(config["lora_alpha"]), config["target_modules"]
+    rank, alpha, targets = config["r"], float(config["lora_alpha"]), config.get("target_modules") or ()
     if rank > MAX_LORA_RANK:
         raise UserError(f"the adapter at {folder} says r = {rank}, and no layer has so many inputs or outputs")
     if isinstance(targets, str):
-        targets = _adapted_layers(folder)
+        targets = _adapted_layers(folder, config.get("target_parameters") or ())
     if outside := unsupported_targets(targets):
         raise UserError(
             f"the adapter at {folder} changes {outside[0]}, an output layer or an embedding: adapters are computed on "
@@ -94,6 +98,7 @@ def read_lora_settings(folder: Path) -> LoraSettings:
         rank=rank,
         alpha=alpha * math.sqrt(rank) if config.get("use_rslora") else alpha,
         target_modules=tuple(sorted(targets)),
+        target_parameters=tuple(sorted(config.get("target_parameters") or ())),
     )
 
 
@@ -106,16 +111,21 @@ def attach_adapter(backbone: Backbone, policy: str, folder: Path, seed: int = 0)
         UserError: the adapter is missing or damaged, or it does not fit the model.
     """
     lora = read_lora_settings(folder)
-    shapes = dict[str, tuple[int, ...]]()
-    for layer, (size_in, size_out) in backbone.target_layers(policy, lora.target_modules).items():
+    layers = backbone.target_layers(policy, lora.target_modules)
+    experts = backbone.target_experts(policy, lora.target_parameters)
+    sizes = {name: (*size, 1) for name, size in layers.items()}
+    sizes |= {name: (shape.in_features, shape.out_features, shape.experts) for name, shape in experts.items()}
+    shapes, file_names = dict[str, tuple[int, ...]](), _file_names(layers, experts)
+    for layer, (size_in, size_out, copies) in sizes.items():
         if lora.rank > max(size_in, size_out):
             raise UserError(
                 f"the adapter at {folder} says r = {lora.rank}, and {layer} has {size_in} inputs and {size_out} "
                 f"outputs: its {CONFIG_FILE} is damaged, or of another model"
             )
-        shapes |= {_tensor_name(layer, "A"): (lora.rank, size_in), _tensor_name(layer, "B"): (size_out, lora.rank)}
+        name, rank = file_names[layer], lora.rank * copies
+        shapes |= {_tensor_name(name, "A"): (rank, size_in), _tensor_name(name, "B"): (size_out, rank)}
     _check_shapes(folder, shapes)
-    backbone.add_adapter(policy, lora.rank, lora.alpha, lora.target_modules, seed)
+    backbone.add_adapter(policy, lora.rank, lora.alpha, lora.target_modules, seed, lora.target_parameters)
     load_adapter(backbone, policy, folder)
     return lora
 
@@ -139,10 +149,29 @@ def _tensor_name(layer: str, half: str) -> str:
     return f"base_model.model.{layer}.lora_{half}.weight"
 
 
+def _file_names(layers: Iterable[str], experts: Iterable[str]) -> dict[str, str]:
+    """Return PEFT's layer names for linear layers and weights of experts.
+
+    PEFT wraps the module of experts once for each weight. The last weight is the outermost, and ``base_layer`` is the
+    module inside.
+
+    >>> list(_file_names([], ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]).values())
+    ['mlp.experts.base_layer', 'mlp.experts']
+    """
+    names, depths = {layer: layer for layer in layers}, Counter[str]()
+    for weight in reversed(list(experts)):
+        module = weight.rpartition(".")[0]
+        names[weight] = module + ".base_layer" * depths[module]
+        depths[module] += 1
+    return names
+
+
 def _named_halves(adapters: Mapping[str, Adapter]) -> dict[str, Tensor]:
     """Return the matrices of adapters by their names in a file."""
+    experts = [name for name, adapter in adapters.items() if adapter.copies > 1]
+    names = _file_names(adapters, experts)
     return {
-        _tensor_name(layer, half): tensor
+        _tensor_name(names[layer], half): tensor
         for layer, adapter in adapters.items()
         for half, tensor in (("A", adapter.a), ("B", adapter.b))
     }
@@ -191,10 +220,15 @@ def _load_tensors(folder: Path) -> dict[str, Tensor]:
         raise UserError(f"cannot read the adapter at {folder}: {error}") from error
 
 
-def _adapted_layers(folder: Path) -> set[str]:
-    """Return the last name component for each layer with weights in the adapter."""
+def _adapted_layers(folder: Path, parameters: Iterable[str]) -> set[str]:
+    """Return the last name component for each linear layer with weights in the adapter.
+
+    Args:
+        parameters: targeted weights of experts.
+    """
     layers = {name.rpartition(".lora_")[0] for name in _read_shapes(folder) if ".lora_" in name}
-    return {layer.rpartition(".")[2] for layer in layers}
+    experts = {name.rpartition(".")[0].rpartition(".")[2] for name in parameters}
+    return {layer.replace(".base_layer", "").rpartition(".")[2] for layer in layers} - experts
 
 
 def _find_problems(config: object) -> Iterator[str]:
@@ -209,14 +243,20 @@ def _find_problems(config: object) -> Iterator[str]:
         yield "lacks r" if rank is None else f"says r = {rank!r}"
     if not isinstance(alpha, int | float) or not 0 < alpha < math.inf:
         yield "lacks lora_alpha" if alpha is None else f"says lora_alpha = {alpha!r}"
-    named = isinstance(targets, list) and all(isinstance(target, str) for target in targets)
-    if not targets or not (named or isinstance(targets, str)):
+    parameters = config.get("target_parameters") or []
+    if not _are_names(parameters):
+        yield f"says target_parameters = {parameters!r}, which names no weights"
+    if not (targets or parameters) or not (_are_names(targets or []) or isinstance(targets, str)):
         yield "lacks target_modules" if targets is None else f"says target_modules = {targets!r}, which names no layers"
     for key in config:
         if key not in (*SUPPORTED_KEYS, *IGNORED_KEYS) and _is_set(config, key):
             yield f"asks for {key}"
     if str(config.get("init_lora_weights")).lower().startswith(BASE_CHANGING_INITS):
         yield f"was begun with {config['init_lora_weights']}, which changes the base too"
+
+
+def _are_names(targets: object) -> bool:
+    return isinstance(targets, list) and all(isinstance(target, str) for target in targets)
 
 
 def _is_set(config: Mapping[str, object], key: str) -> bool:

@@ -239,14 +239,14 @@ class PackedPlan:
         """Convert packed rows to padded rows, group by group, [padded, H, D]."""
         if self.needs_no_padding:
             return x_NHD
-        padded = _gather_rows(x_NHD.flatten(1), self.padded_from, self.packed_from, self.in_rows)
+        padded = gather_rows(x_NHD.flatten(1), self.padded_from, self.packed_from, self.in_rows)
         return padded.view(-1, *x_NHD.shape[1:])
 
     def _pack(self, x_PHD: Tensor) -> Tensor:
         """Convert padded rows back to packed rows."""
         if self.needs_no_padding:
             return x_PHD
-        packed = _gather_rows(x_PHD.flatten(1), self.packed_from, self.padded_from, self.is_token)
+        packed = gather_rows(x_PHD.flatten(1), self.packed_from, self.padded_from, self.is_token)
         return packed.view(-1, *x_PHD.shape[1:])
 
 
@@ -366,7 +366,8 @@ class _GatherRows(torch.autograd.Function):
         return out, None, None, None
 
 
-def _gather_rows(x: Tensor, index: Tensor, backward_index: Tensor, keep: Tensor | None) -> Tensor:
+def gather_rows(x: Tensor, index: Tensor, backward_index: Tensor, keep: Tensor | None = None) -> Tensor:
+    """Return ``x[index]``; its gradient is a gather with ``backward_index``, and 0 outside of ``keep``."""
     gathered: Tensor = _GatherRows.apply(x, index, backward_index, keep)  # type: ignore[no-untyped-call]
     return gathered
 

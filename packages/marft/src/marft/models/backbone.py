@@ -20,10 +20,11 @@ from marft.common.seeds import derive_seed
 from marft.config.settings import did_you_mean
 from marft.models.attention import AttentionPlan, PackedPlan
 from marft.models.devices import is_on_cpu
+from marft.models.experts import ExpertAdapters, ExpertShape, MultiLoraExperts, expert_weights, find_experts
 from marft.models.fused_decoder import fused_forward, fused_layer, supports_fused
 from marft.models.half_precision import MasterWeights, use_fp32_residual
 from marft.models.log_probs import LogitTransform, OutputHead, next_logits
-from marft.models.lora import Adapter, MultiLoraLinear, Routing
+from marft.models.lora import Adapter, AdapterSet, MultiLoraLinear, Routing
 from marft.models.native_forward import native_hidden_states
 from marft.models.packed_rows import PackedRows, PrefixTree
 from marft.models.tree_attention import TreePlan
@@ -62,6 +63,7 @@ class Backbone:
         self.context = context
         self.routing = Routing()
         self.layers: dict[str, MultiLoraLinear] = {}
+        self.experts: dict[str, MultiLoraExperts] = {}
         self.decoder = _find_decoder(model)
         self.fused = supports_fused(self.decoder)  # whether to run the decoder without its modules
         self.native = False  # whether to run the model's own forward, without packing
@@ -195,15 +197,29 @@ class Backbone:
             implementation = "sdpa" if getattr(self.model, "_supports_sdpa", False) else "eager"
             self.model.set_attn_implementation(implementation)
 
-    def add_adapter(self, policy: str, rank: int, alpha: float, targets: Sequence[str], seed: int) -> None:
-        """Add a new adapter (B = 0) for ``policy`` to every linear layer with a name that ends in a target.
+    def add_adapter(
+        self,
+        policy: str,
+        rank: int,
+        alpha: float,
+        targets: Sequence[str],
+        seed: int,
+        parameters: Sequence[str] = (),
+    ) -> None:
+        """Add a new adapter (B = 0) for ``policy`` to every layer with a name that ends in a target.
+
+        Args:
+            targets: names of linear layers.
+            parameters: names of weights of experts.
 
         Raises:
-            UserError: as :meth:`target_layers`; the model is then unchanged.
+            UserError: as :meth:`target_layers` and :meth:`target_experts`; the model is then unchanged.
         """
-        for name in self.target_layers(policy, targets):
+        layers, experts = self.target_layers(policy, targets), self.target_experts(policy, parameters)
+        for name in (*layers, *experts):
             generator = torch.Generator().manual_seed(derive_seed(seed, "adapter", policy, name))
-            self._lora_layer(name).add_adapter(policy, rank, alpha, generator)
+            layer = self._lora_layer(name) if name in layers else self._expert_adapters(name)
+            layer.add_adapter(policy, rank, alpha, generator)
 
     def target_layers(self, policy: str, targets: Sequence[str]) -> dict[str, tuple[int, int]]:
         """Return the linear layers with names that end in a target, with their input and output sizes.
@@ -225,9 +241,31 @@ class Backbone:
                 sizes[name] = (base.in_features, base.out_features)
         return sizes
 
+    def target_experts(self, policy: str, targets: Sequence[str]) -> dict[str, ExpertShape]:
+        """Return the weights of experts with names that end in a target, with their shapes.
+
+        Raises:
+            UserError: a target matches no weight of experts.
+        """
+        shapes = {
+            f"{name}.{weight}": ExpertShape.from_weight(parameter, experts.is_transposed)
+            for name, experts in self._expert_modules().items()
+            for weight, parameter in expert_weights(experts).items()
+        }
+        matched = {name for target in targets for name in _match_layers(list(shapes), target)}
+        for target in targets:
+            if not _match_layers(list(shapes), target):
+                names = sorted({".".join(name.split(".")[-2:]) for name in shapes})
+                known = f"name some of {', '.join(names)}" if names else "this model has none that adapters support"
+                raise UserError(
+                    f"policies.{policy}.lora.target_parameters: no weight of experts is called {target!r}; {known}"
+                )
+        return {name: shape for name, shape in shapes.items() if name in matched}
+
     def _explain_target(self, target: str, linear: Sequence[str]) -> str:
         """Return the error message for a target without a suitable layer."""
-        adapted_prefixes = tuple(f"{name}." for name in self.layers)  # excludes MARFT's modules inside adapted layers
+        # excludes MARFT's modules inside adapted layers
+        adapted_prefixes = tuple(f"{name}." for name in (*self.layers, *self.experts))
         matches = _match_layers(
             [name for name, _ in self.model.named_modules() if not name.startswith(adapted_prefixes)], target
         )
@@ -242,12 +280,12 @@ class Backbone:
 
     def remove_adapter(self, policy: str) -> None:
         """Remove the policy's adapters."""
-        for layer in self.layers.values():
+        for layer in self._adapter_sets().values():
             layer.remove(policy)
 
     def adapters(self, policy: str) -> dict[str, Adapter]:
         """Return the policy's adapters by layer name; empty for the base model."""
-        adapters = {name: layer.get_adapter(policy) for name, layer in self.layers.items()}
+        adapters = {name: layer.get_adapter(policy) for name, layer in self._adapter_sets().items()}
         return {name: adapter for name, adapter in adapters.items() if adapter is not None}
 
     def check_adapter(self, adapter: str | None) -> None:
@@ -256,7 +294,7 @@ class Backbone:
         Raises:
             UserError: the adapter does not exist.
         """
-        if adapter is not None and not any(layer.get_adapter(adapter) for layer in self.layers.values()):
+        if adapter is not None and not any(layer.get_adapter(adapter) for layer in self._adapter_sets().values()):
             raise UserError(f"this model has no adapter called {adapter!r}; None is the base alone")
 
     def checkpoint_activations(self) -> None:
@@ -285,7 +323,7 @@ class Backbone:
     def base_weights(self) -> dict[str, Tensor]:
         """Return the base weights by their original names, without adapters."""
         weights: dict[str, Tensor] = self.weights()
-        for layer in self.layers:
+        for layer in (*self.layers, *self.experts):
             for name in [name for name in weights if name.startswith(f"{layer}.")]:
                 tensor = weights.pop(name)
                 if name.startswith(f"{layer}.base."):
@@ -309,17 +347,37 @@ class Backbone:
         """Yield the names of the model's own linear layers, adapted or not."""
         for name, module in self.model.named_modules():
             is_base = name.endswith(".base") and name.removesuffix(".base") in self.layers
-            if isinstance(module, nn.Linear | MultiLoraLinear) and not is_base:
+            is_router = type(module).__name__.endswith("Router")  # its output is no tensor
+            if isinstance(module, nn.Linear | MultiLoraLinear) and not is_base and not is_router:
                 yield name
 
     def _lora_layer(self, name: str) -> MultiLoraLinear:
         if name not in self.layers:
-            parent_name, _, attribute = name.rpartition(".")
-            parent = self.model.get_submodule(parent_name)
-            base = getattr(parent, attribute)
+            base: Any = self.model.get_submodule(name)
             self.layers[name] = MultiLoraLinear(base, self.routing)
-            setattr(parent, attribute, self.layers[name])
+            self.model.set_submodule(name, self.layers[name])
         return self.layers[name]
+
+    def _expert_modules(self) -> dict[str, Any]:
+        """Return the model's own modules with fused experts by name, adapted or not."""
+        return {name.removesuffix(".base"): module for name, module in find_experts(self.model)}
+
+    def _expert_adapters(self, name: str) -> ExpertAdapters:
+        """Return the adapters for a weight of experts, created on first use."""
+        module_name, _, weight = name.rpartition(".")
+        if module_name not in self.experts:
+            self.experts[module_name] = MultiLoraExperts(self.model.get_submodule(module_name), self.routing)
+            self.model.set_submodule(module_name, self.experts[module_name])
+        return self.experts[module_name].adapters_of(weight)
+
+    def _adapter_sets(self) -> dict[str, AdapterSet]:
+        """Return every adapted weight by name."""
+        experts = {
+            f"{name}.{weight}": module.adapters_of(weight)
+            for name, module in self.experts.items()
+            for weight in module.adapters
+        }
+        return {**self.layers, **experts}
 
 
 def _match_layers(layers: Sequence[str], target: str) -> list[str]:

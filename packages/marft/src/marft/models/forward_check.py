@@ -285,6 +285,8 @@ def build_small_config(model: PreTrainedModel, decoder: nn.Module) -> PreTrained
             setattr(config, name, NUM_EXPERTS)
     if (getattr(config, "num_experts_per_tok", None) or 0) >= NUM_EXPERTS:
         config.num_experts_per_tok = 2
+    if (getattr(config, "n_group", None) or 1) > 1:  # two groups of experts, of which a token selects one
+        config.n_group, config.topk_group = 2, 1
     return config
 
 

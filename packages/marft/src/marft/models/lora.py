@@ -29,15 +29,53 @@ PARTIAL_BATCH_ERROR = (
 
 
 class Adapter(nn.Module):
-    """LoRA adapter for a policy and layer: a pair of float32 matrices, independent of the base dtype."""
+    """LoRA adapter for a policy and layer: a pair of float32 matrices, independent of the base dtype.
 
-    def __init__(self, base: nn.Linear, rank: int, alpha: float, generator: torch.Generator) -> None:
+    Args:
+        copies: number of experts, each with its own matrices, or 1: A is [copies · rank, in], B [out, rank · copies].
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        rank: int,
+        alpha: float,
+        generator: torch.Generator,
+        device: torch.device,
+        copies: int = 1,
+    ) -> None:
         super().__init__()
-        bound = 1.0 / math.sqrt(base.in_features)  # PEFT's default: Kaiming uniform with a = √5
-        a = (torch.rand(rank, base.in_features, generator=generator) * 2 - 1) * bound
-        self.a = nn.Parameter(a.to(base.weight.device))
-        self.b = nn.Parameter(torch.zeros(base.out_features, rank, device=base.weight.device))
-        self.scale = alpha / rank
+        bound = 1.0 / math.sqrt(in_features)  # PEFT's default: Kaiming uniform with a = √5
+        a = (torch.rand(copies * rank, in_features, generator=generator) * 2 - 1) * bound
+        self.a = nn.Parameter(a.to(device))
+        self.b = nn.Parameter(torch.zeros(out_features, rank * copies, device=device))
+        self.rank, self.copies, self.scale = rank, copies, alpha / rank
+
+
+class AdapterSet(nn.Module):
+    """Adapters of all policies for one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._adapters = nn.ModuleDict()
+
+    def set_adapter(self, policy: str, adapter: Adapter) -> None:
+        """Set a policy's adapter."""
+        self._adapters[_adapter_key(policy)] = adapter
+
+    def remove(self, policy: str) -> None:
+        """Remove a policy's adapter, if any. The policy may have no running rows."""
+        if _adapter_key(policy) in self._adapters:
+            del self._adapters[_adapter_key(policy)]
+
+    def get_adapter(self, policy: str | None) -> Adapter | None:
+        """Return a policy's adapter, or None."""
+        if policy is None or _adapter_key(policy) not in self._adapters:
+            return None
+        adapter = self._adapters[_adapter_key(policy)]
+        assert isinstance(adapter, Adapter)
+        return adapter
 
 
 class Routing:
@@ -49,6 +87,7 @@ class Routing:
         self.row_policies: Sequence[str | None] | None = None
         self.decoding = False  # whether each token is the next token of its row
         self.num_tokens = 0  # number of tokens in the current forward
+        self._owners: tuple[list[str | None], Tensor] | None = None
 
     @contextmanager
     def by_span(
@@ -61,11 +100,11 @@ class Routing:
             full_batch: whether to multiply each adapter with the whole batch and keep only its span of the product.
                 Results then do not depend on the number of tokens of the policy.
         """
-        self.spans, self.num_tokens, self.full_batch = spans, tokens, full_batch
+        self.spans, self.num_tokens, self.full_batch, self._owners = spans, tokens, full_batch, None
         try:
             yield
         finally:
-            self.spans, self.num_tokens, self.full_batch = (), 0, False
+            self.spans, self.num_tokens, self.full_batch, self._owners = (), 0, False, None
 
     def repeat(self) -> AbstractContextManager[None]:
         """Repeat the current routing, for a backward pass that recomputes layers."""
@@ -78,41 +117,46 @@ class Routing:
             self.spans = [(rows[0], 0, len(rows))]
         else:
             self.row_policies = rows
-        self.num_tokens, self.decoding = len(rows), True
+        self.num_tokens, self.decoding, self._owners = len(rows), True, None
         try:
             yield
         finally:
-            self.spans, self.row_policies, self.num_tokens, self.decoding = (), None, 0, False
+            self.spans, self.row_policies, self.num_tokens, self.decoding, self._owners = (), None, 0, False, None
+
+    def token_owners(self, device: torch.device) -> tuple[list[str | None], Tensor]:
+        """Return the policies of the current forward, and each token's index into them, [N]."""
+        if self._owners is None:
+            spans = [(policy, stop - start) for policy, start, stop in self.spans]
+            if self.row_policies is not None:
+                spans = [(policy, 1) for policy in self.row_policies]
+            rest = self.num_tokens - sum(size for _, size in spans)
+            spans += [(None, rest)] if rest else []
+            policies = list(dict.fromkeys(policy for policy, _ in spans))
+            numbers = np.array([policies.index(policy) for policy, _ in spans], np.int64)
+            self._owners = policies, to_device(np.repeat(numbers, [size for _, size in spans]), device)
+        return self._owners
 
 
-class MultiLoraLinear(nn.Module):
+class MultiLoraLinear(AdapterSet):
     """Frozen linear layer with an adapter for each policy."""
 
     def __init__(self, base: nn.Linear, routing: Routing) -> None:
         super().__init__()
         self.base = base
         self.routing = routing
-        self._adapters = nn.ModuleDict()
         self._stacked_rows: Sequence[str | None] | None = None
         self._stack: tuple[Tensor, Tensor, Tensor] | None = None
 
     def add_adapter(self, policy: str, rank: int, alpha: float, generator: torch.Generator) -> None:
         """Add a new adapter for a policy."""
-        self._adapters[_adapter_key(policy)] = Adapter(self.base, rank, alpha, generator)
+        base = self.base
+        adapter = Adapter(base.in_features, base.out_features, rank, alpha, generator, base.weight.device)
+        self.set_adapter(policy, adapter)
 
     def remove(self, policy: str) -> None:
         """Remove a policy's adapter, if any. The policy may have no running rows."""
-        if _adapter_key(policy) in self._adapters:
-            del self._adapters[_adapter_key(policy)]
+        super().remove(policy)
         self._stacked_rows, self._stack = None, None
-
-    def get_adapter(self, policy: str | None) -> Adapter | None:
-        """Return a policy's adapter, or None."""
-        if policy is None or _adapter_key(policy) not in self._adapters:
-            return None
-        adapter = self._adapters[_adapter_key(policy)]
-        assert isinstance(adapter, Adapter)
-        return adapter
 
     def forward(self, x: Tensor) -> Tensor:  # [1, N, in] → [1, N, out], or rows of a batch [B, T, in] → [B, T, out]
         """Apply the layer with the routed adapters.
@@ -165,7 +209,7 @@ class MultiLoraLinear(nn.Module):
             return None
         a = torch.cat([adapter.a for _, adapter in present])
         b = torch.cat([adapter.b for _, adapter in present], dim=1)
-        return a, b, _scale_mask(rows, present, device)
+        return a, b, scale_mask(rows, present, device)
 
 
 def _adapter_key(policy: str) -> str:
@@ -180,7 +224,7 @@ def _add_product(out: Tensor, low: Tensor, b: Tensor, scale: float) -> Tensor:
     return out + (linear(low, b) * scale).to(out.dtype)
 
 
-def _scale_mask(rows: Sequence[str | None], present: list[tuple[str | None, Adapter]], device: torch.device) -> Tensor:
+def scale_mask(rows: Sequence[str | None], present: list[tuple[str | None, Adapter]], device: torch.device) -> Tensor:
     """Return the mask [N, Σr]: a policy's scale in its columns for rows with the same policy, else 0."""
     matches = np.array([[row == policy for policy, _ in present] for row in rows])  # [N, P]
     scales = np.array([adapter.scale for _, adapter in present], np.float32)

@@ -147,7 +147,7 @@ class PolicyRegistry:
             if settings.adapter:
                 lora = attach_adapter(base, name, Path(settings.adapter), run.seed)
             else:
-                base.add_adapter(name, lora.rank, lora.alpha, lora.target_modules, run.seed)
+                base.add_adapter(name, lora.rank, lora.alpha, lora.target_modules, run.seed, lora.target_parameters)
             for half in base.adapters(name).values():
                 half.a.requires_grad_(settings.lora.trained_matrices == "both")
         context = policy_context_length(run, settings.model, base_name, {n: f.context for n, f in self.formats.items()})

@@ -63,7 +63,7 @@ class Shards:
         self._unsaved_buffers = {name for name, _ in self._model.named_buffers()} - set(self._model.state_dict())
         adapters = {
             parameter
-            for layer in backbone.layers.values()
+            for layer in (*backbone.layers.values(), *backbone.experts.values())
             for name, parameter in layer.named_parameters()
             if not name.startswith("base.")
         }
