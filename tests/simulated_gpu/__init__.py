@@ -39,7 +39,7 @@ from transformers import PreTrainedModel
 
 from tests.simulated_gpu.counts import CaptureError, Counts, capturable, counting
 from tests.simulated_gpu.cuda import replacements
-from tests.simulated_gpu.tensors import CPU, CUDA, INNER, SimulatedTensor, modes
+from tests.simulated_gpu.tensors import CPU, CUDA, INNER, SimulatedTensor, asleep, modes
 
 __all__ = ["CPU", "CUDA", "CaptureError", "Counts", "SimulatedTensor", "capturable", "counting", "simulated_gpu"]
 
@@ -68,7 +68,7 @@ def _on_the_host() -> Any:
     load = PreTrainedModel.from_pretrained.__func__  # type: ignore[attr-defined]
 
     def from_pretrained(cls: type[PreTrainedModel], *args: Any, **kwargs: Any) -> Any:
-        with torch._C.DisableTorchFunction(), _disable_current_modes():
+        with _disable_current_modes(), asleep():
             return load(cls, *args, **kwargs)
 
     return classmethod(from_pretrained)

@@ -13,7 +13,8 @@ from typing import Literal
 
 Direction = Literal["to device", "to host"]
 HERE = str(Path(__file__).parent)
-LIBRARIES = ("/torch/", "/contextlib.py", "/threading.py", "/numpy/", "/unittest/")
+# frames that cause nothing themselves; the transfers in devices.py belong to their callers
+SKIPPED = ("/torch/", "/contextlib.py", "/threading.py", "/numpy/", "/unittest/", "/marft/models/devices.py")
 
 
 @dataclass(slots=True)
@@ -156,12 +157,12 @@ def _refuse_in_capture(what: str) -> None:
 
 
 def calling_line() -> str:
-    """Return the line outside PyTorch and this package that runs now, and MARFT's line if that is another one."""
+    """Return the line outside PyTorch and this package that runs now, and MARFT's line if the first is a library's."""
     frame: FrameType | None = sys._getframe(1)
     first = ""
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith(HERE) and not any(part in name for part in LIBRARIES):
+        if not name.startswith(HERE) and not any(part in name for part in SKIPPED):
             text = f"{_short_path(name)}:{frame.f_lineno}"
             if not first and "/site-packages/" not in name:
                 return text

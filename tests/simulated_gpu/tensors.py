@@ -7,6 +7,7 @@ code sees "cuda:0" everywhere, because a mode translates the device in both dire
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -72,6 +73,7 @@ class Recorder:
 
 
 MEMORY = Memory()
+_thread = threading.local()
 PENDING: list[tuple[Tensor, Tensor]] = []  # host tensors with the values that they get at the next synchronization
 RECORDER: list[Recorder] = []  # the capture in progress
 PINNED = WeakTensorKeyDictionary()  # pinned host tensors
@@ -133,6 +135,8 @@ class FunctionMode(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # fmt: skip
         given = dict(kwargs or {})
+        if getattr(_thread, "asleep", False):
+            return function(*args, **given)
         replacement = REPLACED.get(function)
         if replacement is not None:
             result = replacement(function, args, given)
@@ -219,6 +223,18 @@ def _attend(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     return out[0]
 
 
+def _rms_norm(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Count one kernel, as CUDA's own, where the weight has the input's type; elsewhere it is computed in parts."""
+    if not isinstance(args[0], SimulatedTensor):
+        return NotImplemented
+    weight = args[2] if len(args) > 2 else kwargs.get("weight")
+    if weight is not None and weight.dtype != args[0].dtype:
+        return NotImplemented
+    record_launch("rms_norm")
+    with uncounted():
+        return function(*args, **kwargs)
+
+
 def _pin(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     pinned = args[0].clone()
     PINNED[pinned] = True
@@ -232,7 +248,8 @@ def _same(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 REPLACED: dict[object, Callable[..., Any]] = {
     torch.tensor: _from_host, torch.as_tensor: _from_host, Tensor.new_tensor: _new_tensor, Tensor.tolist: _to_list,
     Tensor.numpy: _refuse_numpy, Tensor.__array__: _refuse_numpy, Tensor.__getitem__: _index, Tensor.__setitem__: _index,
-    torch.nn.functional.scaled_dot_product_attention: _attend, Tensor.pin_memory: _pin, Tensor.cuda: _same,
+    torch.nn.functional.scaled_dot_product_attention: _attend, torch.rms_norm: _rms_norm,
+    torch.nn.functional.rms_norm: _rms_norm, Tensor.pin_memory: _pin, Tensor.cuda: _same,
     Tensor.is_pinned: lambda function, args, kwargs: args[0] in PINNED,
     Tensor.get_device: lambda function, args, kwargs: 0 if isinstance(args[0], SimulatedTensor) else NotImplemented,
     Tensor.data_ptr: lambda function, args, kwargs: (
@@ -412,6 +429,16 @@ def _wrapped(value: Any, wrappers: Mapping[int, SimulatedTensor]) -> Any:
         return value
     wrapper = wrappers.get(id(value))
     return SimulatedTensor(value) if wrapper is None else wrapper
+
+
+@contextmanager
+def asleep() -> Iterator[None]:
+    """Let the current thread's function mode do nothing inside the context."""
+    _thread.asleep = True
+    try:
+        yield
+    finally:
+        _thread.asleep = False
 
 
 @contextmanager
