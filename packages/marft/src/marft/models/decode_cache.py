@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from marft.common.types import TokenIds
 from marft.models.attention import AttentionPlan, DecodePlan, KVCache, PackedPlan
 from marft.models.backbone import Backbone
+from marft.models.decode_pass import DecodePass, find_decode_pass
 from marft.models.native_forward import NativeDecodeCache
 from marft.models.packed_rows import PackedRows, PrefixTree
 from marft.models.tree_attention import CachedKeyValues, TreePlan
@@ -54,6 +56,8 @@ class PackedDecodeCache:
 
     def __init__(self, backbone: Backbone) -> None:
         self.backbone, self.kv_cache = backbone, KVCache(backbone.num_layers)
+        self._policies: Sequence[str | None] | None = None
+        self._decode_pass: DecodePass | None = None
 
     def prefill(self, rows: PackedRows, slots: list[list[int]], cached: CachedKeyValues | None = None) -> Tensor:
         """Prefill rows into slots; return their hidden states, [N, D].
@@ -73,7 +77,15 @@ class PackedDecodeCache:
         """Decode one token per row; return the hidden states, [n, D]."""
         self.kv_cache.reserve(len(ids), max(lengths) + 1)
         plan = DecodePlan(self.kv_cache, lengths, self.backbone.device)
-        return self.backbone.next_hidden_states(ids, plan.lengths, policies, plan)
+        decode_pass = None if torch.is_grad_enabled() else self._find_pass(policies)
+        if decode_pass is None:
+            return self.backbone.next_hidden_states(ids, plan.lengths, policies, plan)
+        return decode_pass.hidden_states(ids, plan.lengths, plan)
+
+    def _find_pass(self, policies: Sequence[str | None]) -> DecodePass | None:
+        if self._policies is not policies:  # a running batch keeps the same list until a row joins or leaves
+            self._policies, self._decode_pass = policies, find_decode_pass(self.backbone, policies)
+        return self._decode_pass
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy a row's tokens to another slot."""

@@ -74,12 +74,17 @@ def fused_forward(
         run_layer: layer function with the signature of :func:`fused_layer`, which may gather the layer's weights first.
     """
     x = decoder.embed_tokens(ids)
-    cos, sin = (part[0, :, None] for part in decoder.rotary_emb(x[None], positions[None]))  # [N, 1, head]
-    half = cos.shape[-1] // 2
-    signed_sin = torch.cat((-sin[..., :half], sin[..., half:]), -1)
+    cos, signed_sin = rotary_factors(decoder, x, positions)
     for layer in decoder.layers:
         x = run_layer(layer, x, cos, signed_sin, plan, routing)
     return apply_rms_norm(decoder.norm, x)
+
+
+def rotary_factors(decoder: Any, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the factors of :func:`apply_rope` for tokens at these positions, [N, 1, head] each."""
+    cos, sin = (part[0, :, None] for part in decoder.rotary_emb(x[None], positions[None]))
+    half = cos.shape[-1] // 2
+    return cos, torch.cat((-sin[..., :half], sin[..., half:]), -1)
 
 
 def _self_attention(
@@ -118,7 +123,7 @@ def apply_rope(q_NHD: Tensor, k_NKD: Tensor, cos_N1D: Tensor, signed_sin_N1D: Te
         signed_sin_N1D: factors for the other element of a pair, ``-sin`` in the first half and ``sin`` in the second.
     """
     if not torch.is_grad_enabled():
-        return _rotate_pairs(q_NHD, k_NKD, cos_N1D, signed_sin_N1D)
+        return rotate_pairs(q_NHD, k_NKD, cos_N1D, signed_sin_N1D)
     q, k = _Rope.apply(q_NHD, k_NKD, cos_N1D, signed_sin_N1D)  # type: ignore[no-untyped-call]
     return q, k
 
@@ -145,7 +150,8 @@ class _RmsNorm(torch.autograd.Function):
         return scaled_grad.mul_(inverse).addcmul_(x, projection), None, None
 
 
-def _rotate_pairs(q: Tensor, k: Tensor, cos: Tensor, signed_sin: Tensor) -> tuple[Tensor, Tensor]:
+def rotate_pairs(q: Tensor, k: Tensor, cos: Tensor, signed_sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Apply rotary embeddings as :func:`apply_rope`, without a gradient of its own."""
     both, half = torch.cat((q, k), 1), q.shape[-1] // 2
     swapped = torch.cat((both[..., half:], both[..., :half]), -1)
     both = torch.addcmul(both * cos, swapped, signed_sin).to(q.dtype)
@@ -156,7 +162,7 @@ class _Rope(torch.autograd.Function):
     @staticmethod
     def forward(ctx: AutogradContext, q: Tensor, k: Tensor, cos: Tensor, signed_sin: Tensor) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(cos, signed_sin)
-        return _rotate_pairs(q, k, cos, signed_sin)
+        return rotate_pairs(q, k, cos, signed_sin)
 
     @staticmethod
     @once_differentiable
