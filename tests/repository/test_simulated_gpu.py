@@ -137,6 +137,11 @@ def test_modules_copies_and_threads_stay_on_the_device() -> None:
     assert layer.weight.is_cuda
 
 
+def test_a_host_tensor_in_the_shape_of_one_of_the_device_is_on_the_host() -> None:
+    assert not torch.empty_like(torch.zeros(3, device="cuda"), device="cpu").is_cuda
+    assert torch.zeros_like(torch.zeros(3), device="cuda").is_cuda
+
+
 def test_memory_is_counted_by_storage() -> None:
     before = torch.cuda.memory_allocated()
     x = torch.zeros(100, device="cuda")

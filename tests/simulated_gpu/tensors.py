@@ -283,6 +283,8 @@ def _compute(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     target = kwargs.get("device")
     if target is not None:
         kwargs = {**kwargs, "device": CPU}
+        if not _is_simulated(target):  # such as an empty host tensor with the shape of one of the device
+            return function(*tree_map(_unwrapped, args), **kwargs)
     if function in SYNCS or (function is aten.repeat_interleave.Tensor and kwargs.get("output_size") is None):
         synchronize(function.overloadpacket.__name__)
     elif function is aten._local_scalar_dense.default:
