@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 FAMILY = {family.name: family for family in MODEL_FAMILIES}
 PACKED = (
     "Qwen 2", "Qwen 3", "Qwen 3 with experts", "Llama", "Mistral", "Ministral 3", "SmolLM 3", "Gemma 2", "Gemma 3",
-    "Phi 3, 4", "OLMo 2", "GLM 4", "Granite 3", "Cohere 2", "gpt-oss", "DeepSeek 3",
+    "Phi 3, 4", "OLMo 2", "GLM 4", "Granite 3", "Cohere 2", "gpt-oss", "DeepSeek 3", "Qwen 3.5", "Qwen 3 Next",
+    "Granite 4 hybrid", "Bamba", "LFM 2", "Mamba", "Mamba 2", "Nemotron-H", "Gemma 4", "StableLM", "GPT-2",
     "DeepSeek 3 with expert groups", "GLM 4 with experts", "ERNIE 4.5 with experts", "MiniMax M2", "Mixtral",
     "Granite 3 with experts",
 )  # fmt: skip
@@ -19,9 +20,9 @@ EXPERTS = (
     "Qwen 3 with experts", "gpt-oss", "DeepSeek 3", "DeepSeek 3 with expert groups", "GLM 4 with experts",
     "ERNIE 4.5 with experts", "MiniMax M2", "Mixtral", "Granite 3 with experts",
 )  # fmt: skip
-OWN = (
-    "Qwen 3.5", "Qwen 3 Next", "Granite 4 hybrid", "Bamba", "LFM 2", "Mamba", "Gemma 4", "StableLM", "Doge",
-    "DeepSeek 3.2", "GPT-2",
+OWN = ("Doge", "DeepSeek 3.2", "Llama 4")
+RECURRENT = (
+    "Qwen 3.5", "Qwen 3 Next", "Granite 4 hybrid", "Bamba", "LFM 2", "Mamba", "Mamba 2", "Nemotron-H",
 )  # fmt: skip
 
 

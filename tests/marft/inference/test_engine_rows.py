@@ -111,11 +111,11 @@ def test_what_no_row_raises_alone_is_raised_by_the_batch(backbone: Backbone, mon
     assert len(batch) == 2
 
 
-@pytest.mark.parametrize("name", ["", "LFM 2"], ids=["our cache", "the model's own"])
+@pytest.mark.parametrize("name", ["", "LFM 2", "Doge"], ids=["keys and values", "states", "the model's own cache"])
 def test_a_row_that_no_forward_can_read_fails_alone_wherever_it_stands(
     backbone: Backbone, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From some token on: the others have sampled as much by then."""
+    """From some token on: the others have sampled as much by then. Layers before the failing one have new states."""
     backbone = build_small_backbone(FAMILY[name]) if name else backbone
     innocent = [row(prompt, temperature=0.0) for prompt in PROMPTS[:4]]
     alone = run(new_batch(backbone), innocent)
@@ -125,22 +125,31 @@ def test_a_row_that_no_forward_can_read_fails_alone_wherever_it_stands(
     said = run(new_batch(backbone), [guilty])[id(guilty)].tokens.tolist()
     bad = next(token for token in said[2:-1] if token not in read)
     batch = new_batch(backbone)
-    embed = backbone.decoder.get_input_embeddings()
-    before = embed.forward
+    embed, last_layer = backbone.decoder.get_input_embeddings(), backbone.decoder.layers[-1]
+    before, last_before = embed.forward, last_layer.forward
+    is_bad = False
 
     def forward(ids: torch.Tensor) -> torch.Tensor:
-        if bool((ids == bad).any()):
+        nonlocal is_bad
+        is_bad = bool((ids == bad).any())
+        if is_bad and not name:
             raise RuntimeError("that one")
         return before(ids)
 
+    def last_forward(*inputs: Any, **keywords: Any) -> Any:
+        if is_bad:
+            raise RuntimeError("that one")
+        return last_before(*inputs, **keywords)
+
     monkeypatch.setattr(embed, "forward", forward)
+    monkeypatch.setattr(last_layer, "forward", last_forward)
     finished, steps = batch.admit([*innocent[:3], guilty, *innocent[3:]]), 0
     while len(batch):
         finished, steps = finished + batch.step(), steps + 1
     assert steps == max(len(done.tokens) for done in alone.values()) - 1, "every step is one for the others"
     done = {id(one.row): one for one in finished}
     assert str(done[id(guilty)].error) == "that one"
-    assert isinstance(batch.decode_cache, PackedDecodeCache) is (not name)
+    assert isinstance(batch.decode_cache, PackedDecodeCache) is (name != "Doge")
     for one in innocent:
         assert done[id(one)].tokens.tolist() == alone[id(one)].tokens.tolist()
         np.testing.assert_allclose(done[id(one)].log_probs, alone[id(one)].log_probs, atol=1e-4)

@@ -1,4 +1,4 @@
-"""Models that cannot be packed: their own forward learns and samples what it would for each row alone."""
+"""Models with recurrent layers or their own forward: they learn and sample what they would for each row alone."""
 
 from __future__ import annotations
 
@@ -21,20 +21,22 @@ from marft.models.backbone import Backbone
 from marft.models.packed_rows import PackedRows
 from marft.runs.run_folder import RunFolder
 from marft.trainer.train import train
-from tests.families import FAMILY, OWN, random_model
+from tests.families import FAMILY, OWN, RECURRENT, random_model
 from tests.helpers import recipe
 
 CPU = torch.device("cpu")
-ROWS = [(np.arange(1, n + 1) ** 2 * 5 % 96).astype(np.int32) for n in (4, 19, 4, 11)]
-POLICIES = ["one", None, "two", "one"]
-NAMES = [pytest.param(name, marks=() if name in ("LFM 2", "Mamba") else pytest.mark.slow) for name in OWN]
+ROWS = [(np.arange(1, n + 1) ** 2 * 5 % 96).astype(np.int32) for n in (4, 19, 1, 11, 2)]
+POLICIES = ["one", None, "two", "one", "two"]
+FAST = ("LFM 2", "Qwen 3.5", "Nemotron-H", "Doge")
+NAMES = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in (*RECURRENT, *OWN)]
 
 
 @pytest.fixture(params=NAMES)
 def backbone(request: pytest.FixtureRequest) -> Backbone:
-    """A model that runs by itself, with two policies on it where it has linear layers."""
+    """A model with two policies on it."""
     found = build_small_backbone(FAMILY[request.param])
-    assert found.native
+    assert found.native == (request.param in OWN)
+    assert found.recurrent == (request.param in RECURRENT)
     targets = {"q_proj", "out_proj", "in_proj", "o_proj"} & {
         name.rpartition(".")[2] for name, module in found.model.named_modules() if isinstance(module, nn.Linear)
     }
@@ -53,8 +55,7 @@ def test_rows_of_all_policies_in_one_batch_are_as_each_alone(backbone: Backbone)
         backbone.model.zero_grad()
         hidden = torch.cat([backbone.hidden_states(PackedRows.from_rows(*batch, CPU)) for batch in batches])
         adapters = [adapter for policy in ("one", "two") for adapter in backbone.adapters(policy).values()]
-        if adapters:
-            (hidden * weights).sum().backward()
+        (hidden * weights).sum().backward()
         results.append(
             [hidden.detach(), *(adapter.a.grad.clone() for adapter in adapters if adapter.a.grad is not None)]
         )
@@ -73,8 +74,8 @@ def test_a_row_in_a_filled_batch_does_not_depend_on_those_beside_it(backbone: Ba
 
 def test_what_is_sampled_is_what_the_whole_row_says(backbone: Backbone) -> None:
     """Rows of several policies and lengths, equal prompts among them, join and leave at different times."""
-    lengths = {0: 5, 1: 9, 2: 2, 3: 7, 4: 3}
-    prompts = [*ROWS, ROWS[0]]
+    lengths = {0: 5, 1: 9, 2: 2, 3: 7, 4: 6, 5: 3}
+    prompts = [*ROWS, ROWS[3]]
     policies = [*POLICIES, "one"]
     batch = RunningBatch(backbone, [95], lambda: Detokenizer(str))
     requests = [
@@ -105,8 +106,6 @@ def test_gradients_are_the_same_when_activations_are_computed_again(backbone: Ba
             backbone.checkpoint_activations()
         backbone.model.zero_grad()
         adapters = [adapter for policy in ("one", "two") for adapter in backbone.adapters(policy).values()]
-        if not adapters:
-            pytest.skip("GPT-2 has no linear layers")
         hidden = backbone.hidden_states(PackedRows.from_rows(ROWS, POLICIES, CPU))
         (hidden * torch.linspace(-1, 1, 32)).sum().backward()
         gradients.append([adapter.b.grad.clone() for adapter in adapters if adapter.b.grad is not None])
@@ -140,9 +139,7 @@ def test_nothing_is_dropped_also_where_activations_are_computed_again(name: str)
 
 
 def test_a_layer_that_sees_some_of_the_tokens_is_refused(backbone: Backbone) -> None:
-    layer = next(iter(backbone.layers.values()), None)
-    if layer is None:
-        pytest.skip("GPT-2 has no linear layers")
+    layer = next(iter(backbone.layers.values()))
     with (
         backbone.routing.by_span([("one", 0, 8)], 8),
         pytest.raises(ValueError, match=r"leave it out of lora.target_modules"),
@@ -150,27 +147,29 @@ def test_a_layer_that_sees_some_of_the_tokens_is_refused(backbone: Backbone) -> 
         layer(torch.zeros(1, 5, layer.base.in_features))
 
 
+TARGETS = {"LFM 2": ["q_proj", "in_proj", "w1"], "Doge": ["q_proj", "up_proj"]}
+
+
 @pytest.mark.slow
-def test_a_team_on_a_model_that_cannot_be_packed_trains(
-    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerBase
-) -> None:
-    """Its run says so once, and engine and learner agree."""
-    config = FAMILY["LFM 2"].small_config()
+@pytest.mark.parametrize("name", ["LFM 2", "Doge"])
+def test_a_team_on_such_a_model_trains(name: str, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerBase) -> None:
+    """Engine and learner agree, and the run says once that rows cannot be packed."""
+    config = FAMILY[name].small_config()
     config.vocab_size, config.max_position_embeddings = len(tiny_tokenizer), 512
     config.eos_token_id, config.bos_token_id = tiny_tokenizer.eos_token_id, None
     model = random_model(config, tmp_path / "model")
     tiny_tokenizer.save_pretrained(model)
     table = recipe(model, tmp_path)
     for policy in table["policies"].values():
-        policy["lora"] = {"rank": 4, "target_modules": ["q_proj", "in_proj", "w1"]}
+        policy["lora"] = {"rank": 4, "target_modules": TARGETS[name]}
     notes: list[str] = []
     run = parse_recipe(table)
     folder = RunFolder.create(run)
     assert train(run, folder, callbacks=[Listening(notes)]).step == 2
     assert notes == [
-        "models.base: rows of Lfm2ForCausalLM cannot be packed; it runs on transformers' own forward, which is slower "
+        "models.base: rows of DogeForCausalLM cannot be packed; it runs on transformers' own forward, which is slower "
         "(docs/models.md)"
-    ]
+    ] * (name in OWN)
     for row in folder.read_metrics():
         assert row["log_prob_difference_max"] < 1e-3
         assert row["skipped_updates"] == 0

@@ -175,7 +175,7 @@ def test_a_model_that_is_another_in_a_batch_or_decoded_than_alone_is_refused(
     made: str, where: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a model that runs its own forward: whatever leaks from row to row, or is lost in a cache."""
-    backbone = backbone_of(FAMILY["LFM 2"].small_config(), dtype)
+    backbone = backbone_of(FAMILY["Doge"].small_config(), dtype)
     original = getattr(forward_check, made)
 
     def leaking(of: Backbone, rows: object) -> torch.Tensor:
@@ -183,7 +183,7 @@ def test_a_model_that_is_another_in_a_batch_or_decoded_than_alone_is_refused(
         return logits + torch.randn_like(logits) if of is backbone else logits
 
     monkeypatch.setattr(forward_check, made, leaking)
-    with pytest.raises(ValueError, match=f"log-probs of Lfm2ForCausalLM are others {where} than transformers' own"):
+    with pytest.raises(ValueError, match=f"log-probs of DogeForCausalLM are others {where} than transformers' own"):
         forward_check.select_forward(backbone, "it")
 
 

@@ -217,8 +217,8 @@ class RunningBatch:
             raise error
         finished = [_fail_row(self.live[index].row, row_error) for index, row_error in failing.items()]
         self._remove_rows(list(failing))
-        # the model's own cache may already contain the new token of some rows
-        if not isinstance(self.decode_cache, PackedDecodeCache):
+        # states, and a model's own cache, may already contain the new token of some rows
+        if self.backbone.recurrent or not isinstance(self.decode_cache, PackedDecodeCache):
             self._rebuild_cache()
         return finished + (self.step() if self.live else [])
 

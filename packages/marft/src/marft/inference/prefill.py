@@ -203,7 +203,8 @@ class Prefill:
     ) -> None:
         self.backbone, self.decode_cache = backbone, decode_cache
         self.cached_rows = decode_cache if isinstance(decode_cache, PackedDecodeCache) else None
-        self.prefix_cache = PrefixCache(prefix_bytes) if self.cached_rows is not None and prefix_bytes else None
+        is_cached = bool(prefix_bytes) and self.cached_rows is not None and not backbone.recurrent
+        self.prefix_cache = PrefixCache(prefix_bytes) if is_cached else None
         self.tokens = tokens or PrefillTokens()
 
     def run(self, requests: Sequence[PrefillRequest]) -> Tensor:

@@ -10,10 +10,14 @@ keyword through the forward, selects the computation. With :class:`PackedPlan`, 
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +29,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoModelFo
 
 from marft.common.errors import UserError
 from marft.models.devices import AutogradContext, is_on_cpu, to_device
+from marft.models.recurrent_states import RecurrentStates
 
 MAX_GROWTH = 1024  # maximum number of tokens added to the capacity at a time
 MAX_SCORES = 2**24  # maximum number of scores held at once
@@ -45,12 +50,14 @@ class KVCache:
         self.values: list[Tensor | None] = [None] * layers
         self.slots = 0
         self.capacity = 0
+        self.states = RecurrentStates()
 
     def reserve(self, slots: int, capacity: int) -> None:
         """Grow the cache to at least ``slots`` rows with ``capacity`` tokens; existing content is kept."""
         if slots <= self.slots and capacity <= self.capacity:
             return
         self.slots = max(slots, self.slots if slots <= self.slots else 2 * self.slots)
+        self.states.reserve(self.slots)
         if capacity > self.capacity:
             self.capacity = max(capacity, self.capacity + min(self.capacity, MAX_GROWTH))
         for tensors in (self.keys, self.values):
@@ -93,6 +100,7 @@ class KVCache:
         for tensor in (*self.keys, *self.values):
             if tensor is not None:
                 tensor[target, :, :length] = tensor[source, :, :length]
+        self.states.move(source, target)
 
     def read_slot(self, slot: int, start: int, stop: int) -> list[Tensor]:
         """Copy a token range from a slot: the keys [K, T, D] for each layer, then the values for each layer."""
@@ -178,6 +186,24 @@ class AttentionPlan(Protocol):
         """
 
 
+_plan: ContextVar[AttentionPlan | None] = ContextVar("plan", default=None)
+
+
+@contextmanager
+def use_plan(plan: AttentionPlan | None) -> Iterator[None]:
+    """Set the plan for layers that do not get it as a keyword."""
+    token = _plan.set(plan)
+    try:
+        yield
+    finally:
+        _plan.reset(token)
+
+
+def current_plan() -> AttentionPlan | None:
+    """Return the plan of the current forward; None in a model's own forward."""
+    return _plan.get()
+
+
 class PackedPlan:
     """Causal attention inside each row of a packed batch; optionally writes keys and values to a cache.
 
@@ -202,7 +228,7 @@ class PackedPlan:
         tokens: int = 0,
     ) -> None:
         self.lengths, self.cache, self.slots = lengths, cache, slots
-        order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+        self.order = order = sorted(range(len(lengths)), key=lambda row: -lengths[row])  # rows as they are padded
         self.groups = list(Counter(padded_length(lengths[row]) for row in order).items())  # (padded length, rows)
         padding = max(0, tokens - sum(lengths))
         self.needs_no_padding = not padding and all(length == padded_length(max(lengths)) for length in lengths)
@@ -225,13 +251,24 @@ class PackedPlan:
         """Attend within each row; see :class:`AttentionPlan`."""
         if self.cache is not None and self.slots is not None:
             self.cache.write_rows(layer, k, v, self.lengths, self.slots)
-        q, k, v = self._pad(q), self._pad(k), self._pad(v)
+        return self.map_rows(partial(_causal_attention, spec=spec), q, k, v)
+
+    def map_rows(self, function: Callable[..., Tensor], *packed: Tensor, masked: int = 0) -> Tensor:
+        """Apply a function to padded rows, group by group: inputs and output are packed, [N, …].
+
+        Args:
+            function: function of padded rows, [rows, length, …] each, to an output of this form.
+            packed: inputs of the function.
+            masked: number of leading inputs that are 0 in padding; in other inputs, padding has any value.
+        """
+        padded = [self._pad(x) for x in packed]
+        if not self.needs_no_padding:
+            padded[:masked] = [x.masked_fill(~self.is_token.view(-1, *[1] * (x.dim() - 1)), 0) for x in padded[:masked]]
         parts, start = [], 0
-        for longest, rows in self.groups:
-            stop = start + rows * longest
-            shape = (rows, longest, -1)
-            of_q, of_k, of_v = (x[start:stop].view(*shape, x.shape[-1]) for x in (q, k, v))
-            parts.append(_causal_attention(of_q, of_k, of_v, spec))
+        for length, rows in self.groups:
+            stop = start + rows * length
+            out = function(*(x[start:stop].unflatten(0, (rows, length)) for x in padded))
+            parts.append(out.flatten(0, 1))
             start = stop
         return self._pack(torch.cat(parts) if len(parts) > 1 else parts[0])
 
@@ -276,7 +313,7 @@ def _causal_attention(q_BTHD: Tensor, k_BTKD: Tensor, v_BTKD: Tensor, spec: Atte
         step = length if length <= MAX_MASK_LENGTH else QUERY_BLOCK
         parts = [_masked_attention(q, k, v, spec, slice(start, start + step)) for start in range(0, length, step)]
         out = torch.cat(parts, 2) if len(parts) > 1 else parts[0]
-    return out.transpose(1, 2).flatten(0, 1)  # [B·T, H, D]
+    return out.transpose(1, 2)  # [B, T, H, D]
 
 
 def _masked_attention(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, queries: slice) -> Tensor:
@@ -394,6 +431,7 @@ def attention_forward(
     Raises:
         UserError: the layer has its own mask in addition to the standard masks from transformers.
     """
+    plan = plan or current_plan()
     assert plan is not None, "a MARFT backbone is called through Backbone.hidden_states"
     if attention_mask is not None:
         raise UserError(f"{type(module).__name__} chooses itself what a token sees; its rows cannot be packed")
@@ -411,6 +449,12 @@ def register_attention() -> None:
 
 
 def attention_implementation(config: PreTrainedConfig) -> str | None:
-    """Return MARFT's attention name if the model supports attention backends; None for the model's own attention."""
+    """Return MARFT's attention name if the model uses the attention interface; None for the model's own attention."""
     kind = AutoModelForCausalLM._model_mapping.get(type(config), None)
-    return IMPLEMENTATION if getattr(kind, "_supports_attention_backend", False) else None
+    return IMPLEMENTATION if kind is not None and uses_attention_interface(kind) else None
+
+
+def uses_attention_interface(kind: Any) -> bool:
+    """Return whether a model class looks up its attention in transformers' interface, declared or not."""
+    is_declared: bool = kind._supports_attention_backend
+    return is_declared or hasattr(sys.modules[kind.__module__], "ALL_ATTENTION_FUNCTIONS")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from marft.common.errors import UserError
 from marft.common.seeds import derive_seed
 from marft.config.settings import did_you_mean
-from marft.models.attention import AttentionPlan, PackedPlan
+from marft.models.attention import AttentionPlan, PackedPlan, current_plan, use_plan
 from marft.models.devices import is_on_cpu
 from marft.models.experts import ExpertAdapters, ExpertShape, MultiLoraExperts, expert_weights, find_experts
 from marft.models.fused_decoder import fused_forward, fused_layer, supports_fused
@@ -27,6 +27,7 @@ from marft.models.log_probs import LogitTransform, OutputHead, next_logits
 from marft.models.lora import Adapter, AdapterSet, MultiLoraLinear, Routing
 from marft.models.native_forward import native_hidden_states
 from marft.models.packed_rows import PackedRows, PrefixTree
+from marft.models.recurrent import register_mixers
 from marft.models.tree_attention import TreePlan
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Backbone:
         self.layers: dict[str, MultiLoraLinear] = {}
         self.experts: dict[str, MultiLoraExperts] = {}
         self.decoder = _find_decoder(model)
+        self.recurrent = register_mixers(self.decoder)  # whether rows have states besides keys and values
         self.fused = supports_fused(self.decoder)  # whether to run the decoder without its modules
         self.native = False  # whether to run the model's own forward, without packing
         self.fp32_residual = False  # whether the residual stream is float32 although the weights are half precision
@@ -125,6 +127,7 @@ class Backbone:
         saved = tokens - len(tree.ids)
         return (
             not self.native
+            and not self.recurrent
             and saved >= max(1, MIN_SAVED_SHARE * tokens)
             and saved * self._layer_weights >= NODE_COST * len(tree.nodes)
         )
@@ -178,7 +181,8 @@ class Backbone:
         if self.fused:
             run_layer = fused_layer if self.shards is None else self.shards.run_fused_layer
             return fused_forward(self.decoder, ids, positions, plan, self.routing, run_layer)
-        out = self.decoder(input_ids=ids[None], position_ids=positions[None], use_cache=False, plan=plan)
+        with use_plan(plan):
+            out = self.decoder(input_ids=ids[None], position_ids=positions[None], use_cache=False, plan=plan)
         hidden: Tensor = out.last_hidden_state[0]
         return hidden.to(self.head.weight.dtype)
 
@@ -301,16 +305,22 @@ class Backbone:
         """Enable gradient checkpointing: keep only layer boundaries and recompute the rest in the backward pass."""
         self.fused = False
 
-        def same_routing() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-            return nullcontext(), self.routing.repeat()
+        def same_forward() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+            return nullcontext(), self._repeat_forward(self.routing.repeat(), current_plan())
 
         for layer in self.model.modules():
             if isinstance(layer, GradientCheckpointingLayer):
                 layer.gradient_checkpointing = True
                 layer._gradient_checkpointing_func = partial(  # type: ignore[assignment]
-                    checkpoint, use_reentrant=False, context_fn=same_routing
+                    checkpoint, use_reentrant=False, context_fn=same_forward
                 )
                 layer.training = True  # enables checkpointing in transformers
+
+    @staticmethod
+    @contextmanager
+    def _repeat_forward(routing: AbstractContextManager[None], plan: AttentionPlan | None) -> Iterator[None]:
+        with routing, use_plan(plan):
+            yield
 
     def full_tuning_parameters(self) -> dict[str, nn.Parameter]:
         """Return the trainable weights for full fine-tuning by name: the weights themselves or float32 masters."""

@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import Any
 
 import numpy as np
 import torch
@@ -32,10 +31,11 @@ HALF_TOLERANCE = 0.02  # nats per token: tolerance for half precision, on averag
 NOISE_MULTIPLE = 4.0  # alternative tolerance, as a multiple of the model's own noise
 OTHER_MODEL_HINT = "use a model of another architecture (docs/models.md lists them)"
 CALL_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-PACKABLE_LAYERS = {"full_attention", "sliding_attention"}  # layer types that can be packed
+# layer types that can be packed; the last ones have neither attention nor states
+PACKABLE_LAYERS = {"full_attention", "sliding_attention", "linear_attention", "conv", "hybrid", "moe", "mlp"}
 COMPARED_TOKENS = 8  # tokens compared at each position; other tokens are practically never sampled
 COPY_LENGTHS, MODEL_LENGTHS = (5, 40, 17), (7, 36)  # row lengths for the small copy and the real model
-VOCAB_SIZE, HIDDEN_SIZE, INTERMEDIATE_SIZE, NUM_EXPERTS, WINDOW_SIZE, SEED = 96, 64, 48, 4, 7, 20
+VOCAB_SIZE, HIDDEN_SIZE, INTERMEDIATE_SIZE, NUM_EXPERTS, WINDOW_SIZE, CHUNK_SIZE, SEED = 96, 64, 48, 4, 7, 16, 20
 TOKEN_IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
 LENGTH_SETTINGS = re.compile(
     r"\w*window|attention_chunk_size|floor_scale|\w+_n_floor|original_max_position_embeddings|compress_rate\w*"
@@ -113,9 +113,10 @@ def _matches_native(copy: PreTrainedModel, native_logits: Tensor, fused: bool, n
 
 
 def _supports_packing(model: PreTrainedModel) -> bool:
-    """Return whether a model supports attention backends and has only full or sliding-window attention layers."""
-    kinds = getattr(model.config, "layer_types", None) or ()
-    return bool(getattr(model, "_supports_attention_backend", False)) and set(kinds) <= PACKABLE_LAYERS
+    """Return whether a model uses the attention interface, if it attends at all, and has only known layer types."""
+    kinds = set(getattr(model.config, "layer_types", None) or {"full_attention"})
+    attends = kinds != {"linear_attention"}
+    return kinds <= PACKABLE_LAYERS and (attention.uses_attention_interface(type(model)) or not attends)
 
 
 def _matches_on_weights(backbone: Backbone, native_logits: Tensor) -> bool:
@@ -162,10 +163,13 @@ def _check_row_independence(backbone: Backbone, label: str) -> None:
 
 
 def _measure_noise(backbone: Backbone, native_logits: Tensor) -> float:
-    """Return the mean difference in log-probabilities between two computations with the model's own forward."""
+    """Return the mean difference in log-probabilities between two computations with the model's own forward.
+
+    Another attention implementation does not change what recurrent layers round.
+    """
     model, rows, fp32_residual = backbone.model, _model_rows(backbone), backbone.fp32_residual
     backbone.fp32_residual = False
-    if getattr(model, "_supports_sdpa", False) and not backbone.native:
+    if getattr(model, "_supports_sdpa", False) and not backbone.native and not backbone.recurrent:
         second_logits = _native_logits(model, rows, "sdpa")
     else:
         with _perturb_embeddings(model.get_input_embeddings()):
@@ -271,22 +275,41 @@ def build_small_config(model: PreTrainedModel, decoder: nn.Module) -> PreTrained
     """
     config: PreTrainedConfig = deepcopy(model.config.get_text_config())
     depth, layers = config.num_hidden_layers, _num_layers(decoder, config)
+    overrides = config.to_dict().get("per_layer_config") or {}  # settings that differ between layers
+    if overrides:
+        config.per_layer_config = None
     for name, value in vars(config).items():
         if isinstance(value, list | tuple) and len(value) == depth:
             setattr(config, name, type(value)(value[:layers]))
     config.num_hidden_layers = layers
-    config.vocab_size = VOCAB_SIZE
-    for name, value in TOKEN_IDS.items():
-        setattr(config, name, value)
+    if getattr(config, "num_kv_shared_layers", 0):
+        config.num_kv_shared_layers = max(0, config.num_kv_shared_layers - (depth - layers))
+    for name in ("vocab_size", "vocab_size_per_layer_input"):
+        if hasattr(config, name):
+            setattr(config, name, VOCAB_SIZE)
+    for name, token in TOKEN_IDS.items():
+        setattr(config, name, token)
     _reduce_heads(config)
     _limit_lengths(vars(config))
     for name in ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"):
         if (getattr(config, name, None) or 0) > NUM_EXPERTS:
             setattr(config, name, NUM_EXPERTS)
-    if (getattr(config, "num_experts_per_tok", None) or 0) >= NUM_EXPERTS:
-        config.num_experts_per_tok = 2
+    for name in ("num_experts_per_tok", "top_k_experts"):
+        if (getattr(config, name, None) or 0) >= NUM_EXPERTS:
+            setattr(config, name, 2)
+    for name in ("chunk_size", "mamba_chunk_size"):
+        if hasattr(config, name):
+            setattr(config, name, CHUNK_SIZE)
     if (getattr(config, "n_group", None) or 1) > 1:  # two groups of experts, of which a token selects one
         config.n_group, config.topk_group = 2, 1
+    if overrides:
+        config.per_layer_config = {
+            int(index): {
+                name: min(value, 2) if name == "num_key_value_heads" else value for name, value in table.items()
+            }
+            for index, table in overrides.items()
+            if int(index) < layers
+        }
     return config
 
 
@@ -301,23 +324,37 @@ def _limit_lengths(table: dict[str, object], parent: str = "") -> None:
 
 def _reduce_heads(config: PreTrainedConfig) -> None:
     """Reduce the number of heads, but keep their size, because rotary embeddings depend on it."""
-    heads = config.num_attention_heads
-    keys = getattr(config, "num_key_value_heads", None) or heads
-    fewer_keys = min(keys, 2)
-    fewer = fewer_keys * min(heads // keys, 2)
-    head = getattr(config, "head_dim", None)
-    config.hidden_size = HIDDEN_SIZE if head else config.hidden_size // heads * fewer
-    config.num_attention_heads = fewer
-    if getattr(config, "num_key_value_heads", None):
-        config.num_key_value_heads = fewer_keys
+    heads = getattr(config, "num_attention_heads", 0)
+    if heads:
+        keys = getattr(config, "num_key_value_heads", None) or heads
+        fewer_keys = min(keys, 2)
+        fewer = fewer_keys * min(heads // keys, 2)
+        config.hidden_size = HIDDEN_SIZE if getattr(config, "head_dim", None) else config.hidden_size // heads * fewer
+        config.num_attention_heads = fewer
+        if getattr(config, "num_key_value_heads", None):
+            config.num_key_value_heads = fewer_keys
+    _reduce_state_heads(config)
     for name in ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"):
         if isinstance(getattr(config, name, None), int):
             setattr(config, name, INTERMEDIATE_SIZE)
 
 
-def _num_layers(decoder: Any, config: PreTrainedConfig) -> int:
+def _reduce_state_heads(config: PreTrainedConfig) -> None:
+    """Adapt the number of heads of state spaces, if their sum must be a multiple of the hidden size."""
+    if hasattr(config, "mamba_n_heads"):
+        if getattr(config, "mamba_d_ssm", None) is None:
+            config.mamba_n_heads = int(config.mamba_expand * config.hidden_size) // config.mamba_d_head
+    elif hasattr(config, "state_size"):
+        config.hidden_size = HIDDEN_SIZE
+        if hasattr(config, "n_groups"):
+            config.num_heads = 2 * config.n_groups
+            config.hidden_size = config.num_heads * config.head_dim // config.expand
+
+
+def _num_layers(decoder: nn.Module, config: PreTrainedConfig) -> int:
     """Return the smallest number of leading layers, at least two, with every kind of layer."""
-    kinds = [_describe_layer(layer, index, config) for index, layer in enumerate(decoder.layers)]
+    layers = next(child for child in decoder.children() if isinstance(child, nn.ModuleList))
+    kinds = [_describe_layer(layer, index, config) for index, layer in enumerate(layers)]
     return max(2, max(kinds.index(kind) for kind in set(kinds)) + 1) if len(kinds) > 1 else 1
 
 

@@ -86,7 +86,12 @@ def use_fp32_residual(decoder: nn.Module, is_enabled: Callable[[], bool]) -> Non
 
 
 def _weight_matrix(module: nn.Module) -> Tensor | None:
-    """Return a module's own weight matrix, if any: linear layer, router or experts."""
+    """Return a module's own weight matrix, if any: linear layer, router or experts; or the weight of a layer norm.
+
+    torch computes a layer norm only in the precision of its weight.
+    """
+    if isinstance(module, nn.LayerNorm):
+        return module.weight
     return next((weight for weight in module.parameters(recurse=False) if weight.dim() > 1), None)
 
 
