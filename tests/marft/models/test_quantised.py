@@ -150,10 +150,6 @@ def test_a_way_that_cannot_be_read_is_refused_with_the_models_name(tmp_path: Pat
 @pytest.mark.parametrize(
     ("config", "name"),
     [
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
-        ({"load_in_8bit": True}, "bitsandbytes"),
-        ({"quant_method": "gptq", "bits": 4}, "gptq"),
-        ({"quant_method": "awq", "bits": 4}, "awq"),
         ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "compressed-tensors"),
         ({}, "in an unknown way"),
     ],

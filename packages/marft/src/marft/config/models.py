@@ -51,6 +51,17 @@ class ModelSettings(Settings):
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto", description="compute dtype; auto: float32 on CPU, bfloat16 on GPU"
     )
+    quantization: Literal["none", "nf4"] = Field(
+        default="none",
+        description=(
+            "4-bit base for adapters (QLoRA). nf4: quantize the linear layers of an unquantized checkpoint, with the "
+            "package bitsandbytes; none: as in the checkpoint (GPTQ and AWQ stay in 4 bits)"
+        ),
+    )
+    quantization_block_size: Literal[32, 64, 128, 256, 512, 1024, 2048, 4096] = Field(
+        default=64, description="weights with a common scale in NF4"
+    )
+    double_quantization: bool = Field(default=True, description="quantize the scales of NF4, too, to 8 bits")
     context_length: NonNegativeCount = Field(
         default=0,
         description=(

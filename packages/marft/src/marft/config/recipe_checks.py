@@ -46,6 +46,7 @@ def recipe_problems(run: RunSettings) -> Iterable[str]:
         _lag_problems,
         _remote_problems,
         _rank_problems,
+        _quantization_problems,
         _placement_problems,
         _size_problems,
         _side_problems,
@@ -295,7 +296,16 @@ def _reader_problems(models: Models, name: str) -> Iterable[str]:
 
 
 def _key_problems(name: str, model: ModelSettings) -> Iterable[str]:
-    for key in ("revision", "dtype", "chat_template", "template_options", "date", "gradient_checkpointing", "ranks"):
+    for key in (
+        "revision",
+        "dtype",
+        "quantization",
+        "chat_template",
+        "template_options",
+        "date",
+        "gradient_checkpointing",
+        "ranks",
+    ):
         if getattr(model, key) != type(model).model_fields[key].default:
             yield f"models.{name}.{key}: means something for a local model alone; remove it, the endpoint decides"
 
@@ -310,6 +320,21 @@ def _rank_problems(run: RunSettings) -> Iterable[str]:
                 f"policies.{name}.lora.rank: {policy.lora.rank:,} is more than the {size:,} dimensions of model "
                 f"{policy.model!r}, and a change of full rank has no more; lower it, or use train = 'full'"
             )
+
+
+def _quantization_problems(run: RunSettings) -> Iterable[str]:
+    """Yield problems with a base in 4 bits, which is frozen and lies whole in each process."""
+    for name, policy in run.policies.items():
+        model = run.models.get(policy.model)
+        if model is not None and model.quantization != "none" and policy.train == "full":
+            yield (
+                f"policies.{name}: train = 'full' needs an unquantized base, and models.{policy.model} has "
+                f"quantization = {model.quantization!r}; set train = 'lora', or quantization = 'none'"
+            )
+    quantized = [name for name, model in run.models.items() if model.quantization != "none"]
+    if quantized and run.training.shard:
+        name = quantized[0]
+        yield f"training.shard: models.{name} has 4-bit weights, which lie whole on every rank; set shard = false"
 
 
 def _hidden_size(model: ModelSettings) -> int | None:

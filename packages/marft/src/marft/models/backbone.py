@@ -27,6 +27,7 @@ from marft.models.log_probs import LogitTransform, OutputHead, next_logits
 from marft.models.lora import Adapter, AdapterSet, MultiLoraLinear, Routing
 from marft.models.native_forward import native_hidden_states
 from marft.models.packed_rows import PackedRows, PrefixTree
+from marft.models.quantization import count_quantized_weights
 from marft.models.recurrent import register_mixers
 from marft.models.tree_attention import TreePlan
 
@@ -119,6 +120,11 @@ class Backbone:
         """
         return not is_on_cpu(self.head.weight) or self.is_half
 
+    @cached_property
+    def is_quantized(self) -> bool:
+        """True if linear layers have 4-bit weights, which cannot be trained or sharded."""
+        return count_quantized_weights(self.model) > 0
+
     def benefits_from_tree(self, tree: PrefixTree, tokens: int) -> bool:
         """Return whether a prefix tree speeds up rows with ``tokens`` tokens in total.
 
@@ -137,7 +143,7 @@ class Backbone:
         """Average weight count per layer."""
         embeddings = sum(parameter.numel() for parameter in self.model.get_input_embeddings().parameters())
         weights: int = sum(parameter.numel() for parameter in self.decoder.parameters()) - embeddings
-        return weights / self.num_layers
+        return (weights + count_quantized_weights(self.decoder)) / self.num_layers
 
     @property
     def num_layers(self) -> int:

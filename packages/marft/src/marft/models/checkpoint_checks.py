@@ -105,7 +105,7 @@ def check_layer_count(config: PreTrainedConfig, folder: Path, label: str) -> Non
         UserError: the files contain fewer layers.
     """
     files = _weight_files(folder)
-    names = [name for file in files for name in _read_header(file)]
+    names = [name for file in files for name in read_header(file)]
     numbers = {matches[0] for name in names if (matches := re.findall(r"(?<=\.)\d+(?=\.)", name))}
     layers = config.num_hidden_layers
     if names and isinstance(layers, int) and layers > len(numbers):
@@ -136,7 +136,7 @@ def check_tensor_shapes(
             )
     file_weights = 0
     for file in files:
-        for name, (kind, shape) in _read_header(file).items():
+        for name, (kind, shape) in read_header(file).items():
             model_name = next((re.sub(old, new, name) for old, new in key_mapping.items() if re.match(old, name)), name)
             size = math.prod(shape)
             file_weights += size * DTYPE_BITS.get(kind, 1)
@@ -206,7 +206,7 @@ def check_weight_index(folder: Path, label: str) -> None:
             )
     file_by_tensor: dict[str, str] = {}
     for name in files:
-        for tensor in _read_header(folder / name):
+        for tensor in read_header(folder / name):
             if tensor in file_by_tensor:
                 raise UserError(f"{label}: {file_by_tensor[tensor]} and {name} both hold {tensor}; {DOWNLOAD_AGAIN}")
             file_by_tensor[tensor] = name
@@ -219,7 +219,7 @@ def check_not_quantized(folder: Path, label: str) -> None:
         UserError: some weights are integers.
     """
     for file in sorted(folder.glob("model*.safetensors")):
-        header = _read_header(file)
+        header = read_header(file)
         integer_weights = [
             name for name, (kind, _) in header.items() if kind in INTEGER_DTYPES and name.endswith(".weight")
         ]
@@ -230,7 +230,7 @@ def check_not_quantized(folder: Path, label: str) -> None:
             )
 
 
-def _read_header(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+def read_header(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return the types and shapes in a file's header; empty if unreadable, because the loader reports that error."""
     try:
         with safe_open(file, framework="pt") as tensors:

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from marft.models.devices import is_on_cpu
 from marft.models.dtensors import local_shard, shard_like
+from marft.models.quantization import QuantizedLinear
 
 if TYPE_CHECKING:
     from marft.models.backbone import Backbone
@@ -41,7 +42,8 @@ def store_in_half(backbone: Backbone) -> None:
     transformers' modules stays unchanged.
     """
     if backbone.is_half and is_on_cpu(backbone.head.weight) and backbone.fused and not has_fast_half():
-        matrices = {id(layer.weight) for layer in backbone.decoder.layers.modules() if isinstance(layer, nn.Linear)}
+        linear_layers = [layer for layer in backbone.decoder.layers.modules() if isinstance(layer, nn.Linear)]
+        matrices = {id(layer.weight) for layer in linear_layers if not isinstance(layer, QuantizedLinear)}
         for parameter in backbone.model.parameters():
             if id(parameter) not in matrices:
                 parameter.data = parameter.data.float()
@@ -52,8 +54,8 @@ def uses_half_products(rows: int) -> bool:
     return rows <= MAX_DECODE_ROWS and bool(torch.cpu.get_capabilities().get("avx512_bf16"))
 
 
-def compute_dtype(weight: Tensor) -> torch.dtype:
-    """Return the compute dtype for a matrix: its own, or float32 for half precision."""
+def compute_dtype(weight: Tensor | QuantizedLinear) -> torch.dtype:
+    """Return the compute dtype for a matrix, or for a quantized layer: its own, or float32 for half precision."""
     return torch.promote_types(weight.dtype, torch.float32)
 
 

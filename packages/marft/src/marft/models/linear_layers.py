@@ -8,6 +8,8 @@ tensor, and skinny products use the faster orientation. The results are equal up
 A Function processes spans of rows, each of one policy. W is frozen; A [r, in] and B [out, r] are trained:
 ``y = x Wᵀ + s (x Aᵀ) Bᵀ``, ``dx = dy W + s (dy B) A``, ``dA = s (dy B)ᵀ x``, ``dB = s dyᵀ (x Aᵀ)``.
 
+A quantized W is dequantized in the forward, and again in the backward; no Function saves it.
+
 Decoding has few rows, and loading weights from memory takes nearly all the time. Products are then computed as
 ``W xᵀ``, which reads the weights in memory order. Everything else runs layer by layer.
 """
@@ -28,6 +30,7 @@ from transformers.activations import SiLUActivation
 from marft.models.devices import AutogradContext, is_on_cpu
 from marft.models.half_precision import compute_dtype, uses_half_products
 from marft.models.lora import Adapter, MultiLoraLinear, Routing
+from marft.models.quantization import QuantizedLinear
 
 EXACT_DTYPES = (torch.float32, torch.float64)
 MAX_BLOCK_ROWS = 1536  # maximum rows with intermediate values in memory at once; smaller blocks make products slower
@@ -65,9 +68,14 @@ def _frozen_layers(x: Tensor, layers: Sequence[nn.Module], routing: Routing) -> 
     frozen = []
     for layer in layers:
         base = layer.base if isinstance(layer, MultiLoraLinear) else layer
-        if type(base) is not nn.Linear or base.weight.requires_grad or compute_dtype(base.weight) != x.dtype:
+        if isinstance(base, QuantizedLinear):
+            frozen.append(FrozenLinear(base, base.bias))
+        elif type(base) is nn.Linear and not base.weight.requires_grad:
+            frozen.append(FrozenLinear(base.weight, base.bias))
+        else:
             return None
-        frozen.append(FrozenLinear(base.weight, base.bias))
+        if compute_dtype(frozen[-1].source) != x.dtype:
+            return None
     return frozen
 
 
@@ -100,7 +108,7 @@ def _apply_columns(
     x_Dn: Tensor, layers: Sequence[nn.Module], frozen: Sequence[FrozenLinear], routing: Routing
 ) -> list[Tensor]:
     """Apply several layers to rows stored as columns: [in, n] → a list with [out, n] for each layer."""
-    input_Dn = x_Dn.to(frozen[0].stored_weight.dtype) if uses_half_products(x_Dn.shape[1]) else x_Dn
+    input_Dn = x_Dn.to(frozen[0].source.dtype) if uses_half_products(x_Dn.shape[1]) else x_Dn
     outputs = [_column_matmul(input_Dn, layer).to(x_Dn.dtype) for layer in frozen]
     for layer, out in zip(layers, outputs, strict=True):
         if routing.row_policies is None:
@@ -115,7 +123,7 @@ def _apply_columns(
 
 
 def _column_matmul(x_Dn: Tensor, layer: FrozenLinear) -> Tensor:
-    weight = layer.stored_weight if x_Dn.dtype == layer.stored_weight.dtype else layer.weight
+    weight = layer.stored_weight if x_Dn.dtype == layer.source.dtype else layer.weight
     if layer.bias is None:
         return weight @ x_Dn
     if weight.dtype != layer.bias.dtype:
@@ -144,15 +152,29 @@ class PolicySpan:
 
 
 class FrozenLinear(NamedTuple):
-    """Frozen linear layer: stored weight [out, in] and bias [out]."""
+    """Frozen linear layer: stored weight [out, in], or the quantized layer that has it, and bias [out]."""
 
-    stored_weight: Tensor
+    source: Tensor | QuantizedLinear
     bias: Tensor | None
+
+    @property
+    def stored_weight(self) -> Tensor:
+        """Weight in the precision of its storage, or dequantized."""
+        return self.source.weight if isinstance(self.source, QuantizedLinear) else self.source
+
+    @property
+    def width(self) -> int:
+        """Number of outputs."""
+        return self.source.out_features if isinstance(self.source, QuantizedLinear) else len(self.source)
+
+    def dequantized(self) -> FrozenLinear:
+        """Return the layer with a dequantized weight, for several products; an unquantized layer itself."""
+        return self._replace(source=self.stored_weight)
 
     @property
     def weight(self) -> Tensor:
         """Weight in compute precision: float32 if stored in half precision."""
-        return self.stored_weight.to(compute_dtype(self.stored_weight))
+        return self.stored_weight.to(compute_dtype(self.source))
 
 
 def apply_linears(x_ND: Tensor, layers: Sequence[FrozenLinear], spans: Sequence[PolicySpan]) -> list[Tensor]:
@@ -221,15 +243,15 @@ class _GatedMlp(torch.autograd.Function):
         keep: bool,
         *parameters: Tensor,
     ) -> Tensor:
-        out, width = torch.empty_like(x), len(layers[0].stored_weight)
+        out, width, plain = torch.empty_like(x), layers[0].width, [layer.dequantized() for layer in layers]
         gate, up = (x.new_empty(len(x) if keep else 0, width) for _ in range(2))
         block_low_rank: list[list[list[Tensor | None]]] = []
         for span in spans:
             for rows in span.iter_blocks():
-                g, u = _apply_gate_and_up(x[rows], layers, [gate[rows], up[rows]] if keep else None)
+                g, u = _apply_gate_and_up(x[rows], plain, [gate[rows], up[rows]] if keep else None)
                 first = add_lora(x[rows], [g, u], span.adapters[:2])
                 hidden = silu(g).mul_(u)
-                _linear_out(out[rows], hidden, layers[2])
+                _linear_out(out[rows], hidden, plain[2])
                 block_low_rank.append([first, add_lora(hidden, [out[rows]], span.adapters[2:])])
         if keep:
             ctx.layers, ctx.stretches, ctx.of_blocks = layers, spans, block_low_rank
@@ -241,7 +263,7 @@ class _GatedMlp(torch.autograd.Function):
     def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, gate, up, *_ = ctx.saved_tensors
         dx = torch.empty_like(x) if ctx.needs_input_grad[0] else None
-        blocks = iter(ctx.of_blocks)
+        blocks, layers = iter(ctx.of_blocks), [layer.dequantized() for layer in ctx.layers]
         parameter_grads: list[Tensor] = []
         for span in ctx.stretches:
             total: list[Tensor] = []
@@ -249,7 +271,7 @@ class _GatedMlp(torch.autograd.Function):
                 part = _gated_mlp_gradients(
                     (x[rows], gate[rows], up[rows]),
                     grad[rows],
-                    ctx.layers,
+                    layers,
                     span.adapters,
                     next(blocks),
                     None if dx is None else dx[rows],

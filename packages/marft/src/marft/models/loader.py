@@ -1,7 +1,8 @@
 """Loading of a :class:`Backbone` from ``[models.*]``: any Hugging Face id or folder with a supported architecture.
 
-Quantized checkpoints are dequantized if transformers supports it, else rejected with the method's name. Training and
-adapters need unquantized weights. Kernels for packed bits have no gradient here, and not every device supports them.
+A checkpoint in FP8 or MXFP4 is dequantized. GPTQ, AWQ and 4-bit bitsandbytes checkpoints keep their 4 bits, and
+``quantization = "nf4"`` quantizes an unquantized checkpoint (:mod:`marft.models.quantization`). Other methods are
+rejected by name.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from marft.models.checkpoint_checks import (
 from marft.models.forward_check import select_forward
 from marft.models.half_precision import has_fast_half
 from marft.models.load_lock import with_load_lock
+from marft.models.quantization import bitsandbytes_functions, count_quantized_weights
+from marft.models.quantized_checkpoints import Nf4Config, PackedConfig, read_packed_config, unpack_layers
 from marft.models.tokenizer_format import (
     MAX_SHOWN_LENGTH,
     MODEL_HINT,
@@ -101,23 +104,27 @@ def load_backbone(
     """
     attention.register_attention()
     config, label = load_config(settings), f"models: {settings.path!r}"
-    text, quantization = text_config(config), dequantization_config(config, label)
+    text, quantization = text_config(config), read_quantization(config, settings, device, dtype, label)
     folder = Path(resolve_path(settings.path))
+    key_mapping = {} if text is config else dict(TEXT_KEY_MAPPING)
     check_weight_index(folder, label)
-    if quantization is None:
+    if quantization is None or isinstance(quantization, Nf4Config):
         check_not_quantized(folder, label)
     check_layer_count(text, folder, label)
     if folder.is_dir():
-        check_tensor_shapes(
-            _build_meta_model(text, dtype, label), text, folder, {} if text is config else TEXT_KEY_MAPPING, label
-        )
+        check_tensor_shapes(_build_meta_model(text, dtype, label), text, folder, key_mapping, label)
+    if isinstance(quantization, PackedConfig):
+        key_mapping |= quantization.key_mapping
+        quantization.key_mapping = key_mapping
+    if isinstance(quantization, Nf4Config | PackedConfig):
+        text.quantization_config = None  # transformers has no part in it
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             resolve_path(settings.path),
             config=text,
             revision=settings.revision,
             dtype=dtype,
-            key_mapping=None if text is config else TEXT_KEY_MAPPING,
+            key_mapping=key_mapping or None,
             quantization_config=quantization,
             attn_implementation=attention.attention_implementation(text),
             use_safetensors=True,
@@ -125,11 +132,13 @@ def load_backbone(
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
+    except UserError:
+        raise
     except Exception as error:  # transformers raises many types of errors
         raise UserError(f"models: cannot load {settings.path!r}: {describe_cause(error)}. {MODEL_HINT}") from error
     model, loading_info = loaded
     assert isinstance(model, PreTrainedModel)
-    if quantization is not None:
+    if isinstance(quantization, FineGrainedFP8Config | Mxfp4Config):
         convert_dtype(model, dtype)
     if quantization is not None or text is not config:
         # saved checkpoints are unquantized text-only models with the names of a text-only model
@@ -137,6 +146,10 @@ def load_backbone(
     if text is not config and (head := model.get_output_embeddings()) is not None:
         model.config.tie_word_embeddings = head.weight is model.get_input_embeddings().weight
     check_complete(model, loading_info, label)
+    if isinstance(quantization, PackedConfig):
+        unpack_layers(model, quantization, dtype, device)
+    if isinstance(quantization, Nf4Config | PackedConfig):
+        check_quantized(model, label)
     torch.nn.Module.to(model, device).eval().requires_grad_(False)
     check_finite(model.state_dict(), label)
     backbone = Backbone(model, context_length(config, settings))
@@ -249,24 +262,52 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, backbone: Backbone, nam
         )
 
 
-def dequantization_config(config: PreTrainedConfig, label: str) -> FineGrainedFP8Config | Mxfp4Config | None:
-    """Return the dequantization settings for a checkpoint; None if not quantized.
+QuantizationConfig = FineGrainedFP8Config | Mxfp4Config | Nf4Config | PackedConfig
+
+
+def read_quantization(
+    config: PreTrainedConfig, settings: ModelSettings, device: torch.device, dtype: torch.dtype, label: str
+) -> QuantizationConfig | None:
+    """Return how a checkpoint's weights are dequantized or quantized; None for unquantized weights.
 
     Args:
         label: the model's name in errors.
 
     Raises:
-        UserError: the quantization method is unsupported, or its configuration is invalid.
+        UserError: the quantization method is unsupported, its configuration is invalid, or a package is missing.
     """
     quantization_config: Any = getattr(config, "quantization_config", None)
     if quantization_config is None:
-        return None
+        if settings.quantization == "none":
+            return None
+        bitsandbytes_functions()
+        return Nf4Config(
+            block_size=settings.quantization_block_size,
+            double_quantization=settings.double_quantization,
+            dtype=dtype,
+            device=device,
+        )
     table: Mapping[str, Any] = (
         quantization_config if isinstance(quantization_config, Mapping) else quantization_config.to_dict()
     )
     method = str(getattr(table.get("quant_method"), "value", table.get("quant_method")) or "")
     if not method and (table.get("load_in_4bit") or table.get("load_in_8bit")):
         method = "bitsandbytes"
+    if settings.quantization != "none":
+        raise UserError(
+            f"{label} is already quantized ({method}), and quantization = {settings.quantization!r} needs an "
+            "unquantized checkpoint: set quantization = 'none' to use its own, or take the checkpoint that it was made "
+            "from"
+        )
+    return _read_quantized(method, table, label)
+
+
+def _read_quantized(method: str, table: Mapping[str, Any], label: str) -> QuantizationConfig:
+    """Return how a quantized checkpoint is read.
+
+    Raises:
+        UserError: the quantization method is unsupported, or its configuration is invalid.
+    """
     skip_modules = table.get("modules_to_not_convert")
     try:
         if method == "mxfp4":
@@ -276,7 +317,26 @@ def dequantization_config(config: PreTrainedConfig, label: str) -> FineGrainedFP
             return FineGrainedFP8Config(modules_to_not_convert=skip_modules, dequantize=True, **options)
     except (TypeError, ValueError) as error:
         raise UserError(f"{label}: its quantization_config cannot be read ({error}): {HINT}") from error
-    raise UserError(f"{label} is quantised ({method or 'in an unknown way'}), which is not read here: {HINT}")
+    try:
+        packed = read_packed_config(method, table, label)
+    except ValueError as error:
+        raise UserError(f"{label} is quantised ({error}), which is not read here: {HINT}") from error
+    if packed is None:
+        raise UserError(f"{label} is quantised ({method or 'in an unknown way'}), which is not read here: {HINT}")
+    return packed
+
+
+def check_quantized(model: PreTrainedModel, label: str) -> None:
+    """Check for layers in 4 bits.
+
+    Raises:
+        UserError: there are none.
+    """
+    if not count_quantized_weights(model):
+        raise UserError(
+            f"{label}: none of its weights are quantised linear layers of {type(model).__name__}, although recipe or "
+            f"config.json say so: {HINT}"
+        )
 
 
 def convert_dtype(model: PreTrainedModel, dtype: torch.dtype) -> None:

@@ -199,17 +199,17 @@ class MultiLoraLinear(AdapterSet):
         The result is cached for the same ``rows`` list, so weights must not change meanwhile.
         """
         if self._stacked_rows is not rows:  # a running batch keeps the same list until a row joins or leaves
-            self._stacked_rows, self._stack = rows, self._build_stack(rows, self.base.weight.device)
+            self._stacked_rows, self._stack = rows, self._build_stack(rows)
         return self._stack
 
-    def _build_stack(self, rows: Sequence[str | None], device: torch.device) -> tuple[Tensor, Tensor, Tensor] | None:
+    def _build_stack(self, rows: Sequence[str | None]) -> tuple[Tensor, Tensor, Tensor] | None:
         adapters = {policy: self.get_adapter(policy) for policy in dict.fromkeys(rows)}
         present = [(policy, adapter) for policy, adapter in adapters.items() if adapter is not None]
         if not present:
             return None
         a = torch.cat([adapter.a for _, adapter in present])
         b = torch.cat([adapter.b for _, adapter in present], dim=1)
-        return a, b, scale_mask(rows, present, device)
+        return a, b, scale_mask(rows, present, a.device)
 
 
 def _adapter_key(policy: str) -> str:

@@ -31,6 +31,7 @@ from marft.models.loader import (
     pick_dtype,
     training_dtype,
 )
+from marft.models.quantization import count_quantized_weights
 from marft.models.tokenizer_format import TokenizerFormat, load_tokenizer_formats, policy_context_length
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 CPU_DEVICE = torch.device("cpu")
 SAMPLES_PER_TENSOR = 64  # values per tensor, evenly spread
+MIN_NAMED_SHARE = 0.05  # minimum share of experts in a quantized base's weights for a warning
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,6 +142,11 @@ class PolicyRegistry:
         if settings.train == "full":
             dtype = training_dtype(run.models[settings.model].dtype, self.device)
             backbone = self._load_base(base_name, run.models[settings.model], dtype)
+            if backbone.is_quantized:
+                raise UserError(
+                    f"policies.{name}: train = 'full' needs an unquantized base, and models.{settings.model} has 4-bit "
+                    "weights; set train = 'lora', or take the checkpoint that it was made from"
+                )
             backbone.model.requires_grad_(True)
             reference = base if backbone.is_half else self._float32_base(run, base_name)
         elif settings.train == "lora" or settings.adapter or settings.pool:
@@ -216,6 +223,10 @@ class PolicyRegistry:
         from marft.models.sharding import shard_backbone  # not needed by single-process runs
 
         for name, base in self.base_models.items():
+            if base.has_weights and base.is_quantized:
+                raise UserError(
+                    f"training.shard: models.{name} has 4-bit weights, which lie whole on every rank; set shard = false"
+                )
             if base.native:
                 raise UserError(
                     f"training.shard: models.{name} runs on transformers' own forward, in as many passes as its rows "
@@ -254,6 +265,12 @@ class PolicyRegistry:
                 yield (
                     f"models.{name}: rows of {type(base.model).__name__} cannot be packed; it runs on transformers' "
                     "own forward, which is slower (docs/models.md)"
+                )
+            if base.has_weights and base.is_quantized and (share := _expert_share(base)) > MIN_NAMED_SHARE:
+                dtype = str(base.head.weight.dtype).removeprefix("torch.")
+                yield (
+                    f"models.{name}: {share:.0%} of its layers' weights are experts, which are not quantized and stay "
+                    f"in {dtype} (docs/models.md)"
                 )
 
     def save_policy(self, name: str, folder: Path) -> None:
@@ -317,6 +334,12 @@ class PolicyRegistry:
                     adapter.b.zero_()
             elif policy.is_trained:
                 policy.backbone.load_weights(policy.reference.base_weights())
+
+
+def _expert_share(base: Backbone) -> float:
+    """Return the share of experts, which have three dimensions, in the layers' weights of a quantized base."""
+    experts: int = sum(weight.numel() for weight in base.decoder.parameters() if weight.dim() > 2)
+    return experts / (experts + count_quantized_weights(base.model))
 
 
 @torch.no_grad()

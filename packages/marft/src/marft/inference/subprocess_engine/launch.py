@@ -7,7 +7,7 @@ It runs one of two programs: :mod:`~marft.inference.subprocess_engine.local_serv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -40,6 +40,8 @@ from marft.models.policy_registry import Policy, PolicyRegistry
 if TYPE_CHECKING:
     from marft.inference.engine_settings import Process, Vllm
 
+# arguments for vLLM, which quantizes with bitsandbytes itself; a quantized checkpoint names its method
+VLLM_QUANTIZATION: Mapping[str, Mapping[str, object]] = {"none": {}, "nf4": {"quantization": "bitsandbytes"}}
 LOCAL_SERVER = "marft.inference.subprocess_engine.local_server"
 
 
@@ -182,7 +184,7 @@ def vllm_init_message(settings: Vllm, run: RunSettings, models: PolicyRegistry, 
         len(ranks),
         supported_ranks[0],
         run.seed % 2**31,
-        fill_variables(dict(settings.engine_args)),
+        {**VLLM_QUANTIZATION[run.models[policies[0].base].quantization], **fill_variables(dict(settings.engine_args))},
         *grammar_setup(policies[0].tokenizer, _make_grammar_masker(policies[0])),
         sleep_mode=settings.sleep,
     )

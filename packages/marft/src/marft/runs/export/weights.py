@@ -19,6 +19,7 @@ from marft.config.models import ModelSettings, PolicySettings, local_model, read
 from marft.config.run import RunSettings
 from marft.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE, read_lora_settings
 from marft.models.loader import load_backbone
+from marft.models.quantization import replace_by_dequantized
 from marft.models.tokenizer_format import load_config
 from marft.runs.export.manifest import ModelEntry, PolicyEntry
 from marft.runs.export.recipe import MODELS, POLICIES, ExportRecipe
@@ -157,9 +158,13 @@ class WeightExporter:
 
     @torch.no_grad()
     def _merge(self, entry: PolicyEntry, target: Path) -> None:
-        """Write the base model with an adapter merged, computed in float32 and saved in the base's dtype."""
+        """Write the base model with an adapter merged, computed in float32 and saved in the base's dtype.
+
+        A quantized base is dequantized, because the adapter was trained on these weights.
+        """
         settings = self.run.models[entry.model]
         backbone = load_backbone(settings, torch.device("cpu"), torch.float32)
+        replace_by_dequantized(backbone.model)
         dtype = getattr(load_config(settings).get_text_config(), "dtype", None) or torch.float32
         model: Any = PeftModel.from_pretrained(backbone.model, str(self.staging / entry.path)).merge_and_unload()
         model.to(dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype))).save_pretrained(target)
