@@ -69,6 +69,16 @@ def find_faster(before: CapacityPlan) -> PlanChange | None:
     return best if before.best.seconds >= MIN_SPEEDUP * best.plan.best.seconds else None
 
 
+def find_faster_engine(before: CapacityPlan) -> PlanChange | None:
+    """Return keys that sample with vLLM instead of the learner's own engine; None if they save less than a fifth."""
+    if not before.fits or before.request.card.is_cpu or before.run.engine.separate_weights:
+        return None
+    engines = next(iter(_faster_options(before)))
+    changes = [change for keys in engines if (change := _try_change(before, keys)) is not None]
+    best = min(changes, key=lambda change: change.plan.best.seconds, default=None)
+    return best if best is not None and before.best.seconds >= MIN_SPEEDUP * best.plan.best.seconds else None
+
+
 def _faster_options(before: CapacityPlan) -> Iterator[Sequence[Keys]]:
     """Yield groups of recipe keys with the values to try for a faster step."""
     run, gpus = before.run, before.request.gpus

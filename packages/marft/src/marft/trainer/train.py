@@ -24,6 +24,7 @@ from marft.runs.logger_callback import LoggerCallback
 from marft.runs.metrics_log import MetricsLog
 from marft.runs.run_folder import RunFolder
 from marft.runs.state import State
+from marft.trainer.advice import find_advice
 from marft.trainer.gpu_monitor import GpuMonitor
 from marft.trainer.hooks import PromptOptimizer, TrainingSection
 from marft.trainer.learner_backend import LearnerBackend, RanksLostError
@@ -91,6 +92,8 @@ def _train(start: RunInit, observers: CallbackList, lost_count: int) -> State | 
     with open_learner(run, lost_count) as learner, open_rollout_runner(run, keep_on_cpu=keep_on_cpu) as rollouts:
         learner.set_models(rollouts.models)
         log_warnings(run, rollouts.models)
+        for advice in find_advice(run, rollouts.models.device):
+            logger.info(advice)
         state = learner.load(start)
         rollouts.excluded_tasks.update(state.excluded_tasks)
         rollouts.publish(state.step)
