@@ -28,4 +28,4 @@ def test_admission_is_in_order_where_that_is_asked_for_and_else_on_a_cpu(
     models.device, models.policies = torch.device(device), {}
     run = settings().model_copy(update={"seed": 7})
     Local(admission=admission, max_batch_size=9, prefix_cache_mb=3).open(run, models, [], SimpleNamespace())  # type: ignore[arg-type]
-    assert made == {"seed": 7, "max_rows": 9, "prefix_bytes": 3 * 2**20, "in_order": in_order}
+    assert made == {"seed": 7, "max_rows": 9, "prefix_bytes": 3 * 2**20, "in_order": in_order, "cuda_graphs": True}

@@ -112,6 +112,7 @@ class TestOpening:
         engine: Any = run.engine
         opened = build_process_init_message(engine, run, there, ["a", "b"])
         assert (opened.options["threads"], opened.options["prefix_bytes"]) == (threads, 2 * 2**20)
+        assert opened.options["cuda_graphs"]
         assert (opened.max_rows, opened.max_context, opened.max_adapters, opened.max_rank) == (7, 128, 2, 16)
         assert opened.options["device"] == run.device
 

@@ -6,10 +6,12 @@ Every step samples one token for each row. Rows of different policies share the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -19,11 +21,13 @@ from marft.common.log import get_logger
 from marft.common.texts import format_error, single_line
 from marft.common.token_data import GrammarMasks
 from marft.common.types import FinishReason, LogProbs, SamplingParams, TokenIds
+from marft.inference.captured_decoding import CapturedDecoder, can_capture
 from marft.inference.detokenizer import StopStringChecker
 from marft.inference.grammar_masking import GrammarMasker, GrammarState
 from marft.inference.prefill import Prefill, PrefillRequest
 from marft.inference.sampling import sample_tokens, top_k_top_p_mask
 from marft.models.backbone import Backbone
+from marft.models.cuda_graphs import Graphs
 from marft.models.decode_cache import PackedDecodeCache, new_decode_cache
 from marft.models.devices import read_tensors, to_device
 from marft.models.packed_rows import PackedRows, split_batches
@@ -32,6 +36,7 @@ logger = get_logger(__name__)
 PREFILL_TOKENS = 8192  # in one forward
 Alternatives = tuple[tuple[int, float], ...]  # token ids and log-probabilities, likeliest first
 # callback per token: the token, its log-probability, the likeliest alternatives
+_Sampled = tuple[int, float, Alternatives]  # a token, its log-probability, and the likeliest alternatives
 TokenCallback = Callable[[int, float, Alternatives], None]
 
 
@@ -131,6 +136,7 @@ class RunningBatch:
         make_detokenizer: factory of detokenizers, one per row, for stop strings.
         prefix_bytes: size limit of the prefix cache, in bytes; 0 disables the cache.
         grammar_masker: grammar masks; required if a row has a grammar.
+        graphs: captured graphs of the device; None runs every decoding step operation by operation.
     """
 
     def __init__(
@@ -140,6 +146,7 @@ class RunningBatch:
         make_detokenizer: Callable[[], Detokenizer],
         prefix_bytes: int = 0,
         grammar_masker: GrammarMasker | None = None,
+        graphs: Graphs | None = None,
     ) -> None:
         self.backbone, self.make_detokenizer = backbone, make_detokenizer
         self.prefix_bytes, self.grammar_masker = prefix_bytes, grammar_masker
@@ -152,6 +159,9 @@ class RunningBatch:
         self.last_tokens = torch.empty(0, dtype=torch.long, device=device)  # [n] last token per row, on the device
         self.temperatures = torch.empty(0, device=device)  # [n]
         self.greedy = torch.empty(0, dtype=torch.bool, device=device)  # [n]
+        self.captured = CapturedDecoder(backbone, graphs) if graphs is not None and can_capture(backbone) else None
+        # rows in the buffers of ``captured``, and the first row's number of cached tokens
+        self._captured_rows: tuple[list[_LiveRow], int] | None = None
 
     def __len__(self) -> int:
         return len(self.live)
@@ -199,12 +209,46 @@ class RunningBatch:
         Raises:
             Exception: the forward fails, but no single row causes the failure.
         """
+        if self.captured is not None and not self.captured.failed and (sampled := self._captured_step(self.captured)):
+            return self._record(range(len(self.live)), sampled)
         try:
             cached = [live.cached_tokens for live in self.live]
             hidden = self.decode_cache.step(self.last_tokens, cached, self.adapters)
         except Exception as error:  # noqa: BLE001  error of one row or of all rows
             return self._drop_failing_rows(error)
         return self._sample(hidden, range(len(self.live)))
+
+    def _captured_step(self, captured: CapturedDecoder) -> list[_Sampled]:
+        """Sample a token for every row with a captured step; return nothing if the step cannot be captured."""
+        assert isinstance(self.decode_cache, PackedDecodeCache)
+        options = [live.row.sampling for live in self.live]
+        if any(option.alternatives for option in options):
+            return []
+        try:
+            allowed = self._allowed_tokens()
+        except Exception:  # noqa: BLE001  the general step finds the row with this error
+            return []
+        lengths = [live.cached_tokens for live in self.live]
+        try:
+            rows, cached = self._captured_rows or (None, 0)
+            if rows is not self.live or cached != lengths[0]:  # rows have joined or left, or a general step has run
+                captured.set_rows(options, self.adapters, lengths, self.last_tokens)
+            self.last_tokens, self._captured_rows = captured.ids, (self.live, lengths[0] + 1)
+            drawn = captured.step(self.decode_cache.kv_cache, max(lengths), self._next_uniforms(self.live), allowed)
+        except Exception as error:  # noqa: BLE001  any operation may be one that cannot be captured
+            captured.fail(error)
+            return []
+        return [(token, log_prob, ()) for token, log_prob in zip(*drawn, strict=True)]
+
+    def _allowed_tokens(self) -> npt.NDArray[np.uint8] | None:
+        """Return the packed grammar mask of each row, [n, bytes]; None without grammars."""
+        states = [(index, live.grammar) for index, live in enumerate(self.live) if live.grammar]
+        if not states or self.grammar_masker is None:
+            return None
+        bits = self.grammar_masker.set_masks([state for _, state in states])
+        allowed = np.full((len(self.live), bits.shape[1]), 0xFF, np.uint8)
+        allowed[[index for index, _ in states]] = bits
+        return allowed
 
     def _drop_failing_rows(self, error: Exception) -> list[RowResult]:
         """Remove the rows with a failing forward, then step the remaining rows.
@@ -252,7 +296,10 @@ class RunningBatch:
         """Remove every row from the batch, in any state."""
         self.live, self.adapters = [], []
         self.last_tokens, self.temperatures, self.greedy = self.last_tokens[:0], self.temperatures[:0], self.greedy[:0]
-        self.clear_cache()
+        if self.captured is not None:
+            self.captured.release()
+        self._clear_masks()
+        self._new_cache()
 
     def run_health_check(self) -> Exception | None:
         """Sample two tokens of a test row; return the exception, or None on success.
@@ -271,11 +318,18 @@ class RunningBatch:
         return results[0].error
 
     def clear_cache(self) -> None:
-        """Clear the cached keys and values before a weight update. No row may be live."""
+        """Clear the cached keys and values after a weight update. No row may be live."""
         assert not self.live, "the weights change while rows are being sampled"
+        self._clear_masks()
+        if self.captured is None or self.captured.failed:
+            self._new_cache()
+        else:  # graphs contain the cache's tensors
+            self.captured.refresh()
+            self.prefill = Prefill(self.backbone, self.decode_cache, self.prefix_bytes, self.prefill.tokens)
+
+    def _clear_masks(self) -> None:
         if self.grammar_masker:
             self.grammar_masker.clear_cache()
-        self._new_cache()
 
     def _prefill(self, groups: Sequence[Sequence[_LiveRow]]) -> Tensor:
         """Prefill the prompts for groups of equal rows; return each row's last hidden state, [B, D], in row order."""
@@ -330,6 +384,15 @@ class RunningBatch:
             working = [offset for offset, index in enumerate(indices) if index not in failing]
             indices = [indices[offset] for offset in working]
             sampled = self._sample_tokens(hidden[working], indices) if indices else []
+        return self._record(indices, sampled, failing)
+
+    def _record(
+        self,
+        indices: Sequence[int],
+        sampled: Sequence[_Sampled],
+        failing: Mapping[int, Exception] = MappingProxyType({}),
+    ) -> list[RowResult]:
+        """Add a token to the rows at ``indices``; remove and return the finished rows and those with errors."""
         finished = [_fail_row(self.live[index].row, row_error) for index, row_error in failing.items()]
         removed = list(failing)
         for index, (token, log_prob, alternatives) in zip(indices, sampled, strict=True):
@@ -355,7 +418,7 @@ class RunningBatch:
                 failing[index] = error
         return failing
 
-    def _sample_tokens(self, hidden: Tensor, indices: Sequence[int]) -> list[tuple[int, float, Alternatives]]:
+    def _sample_tokens(self, hidden: Tensor, indices: Sequence[int]) -> list[_Sampled]:
         """Draw a token for the rows at ``indices``; return it with its log-probability and alternatives.
 
         The call changes no row, so it can be repeated.
@@ -369,8 +432,7 @@ class RunningBatch:
         states = [live.grammar for live in rows]
         if self.grammar_masker and any(states):
             self.grammar_masker.mask_logits_(logits, states)
-        next_uniforms = np.array([live.row.uniforms[len(live.tokens)] for live in rows], np.float32)
-        uniforms = to_device(next_uniforms, device)
+        uniforms = to_device(self._next_uniforms(rows), device)
         greedy = self.greedy[at] if any(option.temperature == 0.0 for option in options) else None
         ids, log_probs = sample_tokens(logits, uniforms, greedy, top_k_top_p_mask(logits, options))
         top_tensors = _top_alternatives(logits, ids, log_probs, options)
@@ -383,6 +445,10 @@ class RunningBatch:
             (int(token), log_prob, next(alternatives) if option.alternatives else ())
             for token, log_prob, option in zip(token_ids, token_log_probs, options, strict=True)
         ]
+
+    @staticmethod
+    def _next_uniforms(rows: Sequence[_LiveRow]) -> npt.NDArray[np.float32]:
+        return np.array([live.row.uniforms[len(live.tokens)] for live in rows], np.float32)
 
     def _finish_row(self, index: int, finish: FinishReason) -> RowResult:
         live = self.live[index]

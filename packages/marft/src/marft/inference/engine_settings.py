@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 
 VLLM_MEMORY_SHARE = 0.9  # vLLM's own default of gpu_memory_utilization
+EnforceEager = Annotated[
+    bool,
+    Field(description="run decoding operation by operation; false: as CUDA graphs, where the device and the model can"),
+]
 
 
 class Local(EngineFactory):
@@ -33,6 +37,7 @@ class Local(EngineFactory):
     admission: Literal["auto", "in_order", "continuous"] = Field(
         default="auto", description="how requests join the batch; auto: in_order on CPU, continuous on GPU"
     )
+    enforce_eager: EnforceEager = False
 
     def open(self, run: RunSettings, models: LoadedModels, policies: Sequence[str], thread: Executor) -> Engine:
         """Open an engine with the learner's own weights; tensor work runs on ``thread``."""
@@ -52,6 +57,7 @@ class Local(EngineFactory):
             max_rows=self.max_batch_size,
             prefix_bytes=self.prefix_cache_mb * 2**20,
             in_order=self.admission == "in_order" or (self.admission == "auto" and models.device.type == "cpu"),
+            cuda_graphs=not self.enforce_eager,
         )
 
 
@@ -127,6 +133,7 @@ class Process(EngineFactory):
     prefix_cache_mb: NonNegativeCount = Field(
         default=512, description="size limit of the prefix cache, in MiB per base model; 0: no cache"
     )
+    enforce_eager: EnforceEager = False
     timeout_seconds: Positive = Field(
         default=600.0, description="maximum seconds without a message from the process before a restart"
     )

@@ -27,6 +27,7 @@ from marft.inference.grammar_masking import GrammarMasker
 from marft.inference.quiescence import QuiescenceBarrier
 from marft.models.backbone import Backbone
 from marft.models.control_tokens import decode_text
+from marft.models.cuda_graphs import CudaGraphs
 
 logger = get_logger(__name__)
 T = TypeVar("T")
@@ -71,6 +72,7 @@ class LocalEngine:
         seed: seed of the run; with the action's key, it determines the random stream of a row.
         max_rows: maximum number of rows sampled at the same time.
         prefix_bytes: size limit of the prefix cache on each backbone, in bytes.
+        cuda_graphs: whether to capture decoding steps on a CUDA device.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class LocalEngine:
         max_rows: int = 256,
         in_order: bool = True,
         prefix_bytes: int = 0,
+        cuda_graphs: bool = False,
     ) -> None:
         self.policies, self.seed, self.max_rows, self.in_order = policies, seed, max_rows, in_order
         self._versions: dict[str, int] = {}
@@ -95,6 +98,7 @@ class LocalEngine:
                     detokenizer_factory(local.tokenizer, local.stop_ids),
                     prefix_bytes,
                     GrammarMasker.for_model(local.tokenizer, local.stop_ids, local.backbone),
+                    CudaGraphs(device) if cuda_graphs and (device := local.backbone.device).type == "cuda" else None,
                 )
         self._worker = worker
         self._waiting: list[_Request] = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -64,16 +66,24 @@ def _find_index(weights: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return index, (target - before).clamp_min_(0.0)
 
 
-def top_k_top_p_mask(logits_BV: Tensor, options: list[SamplingParams]) -> Tensor | None:
+def top_k_top_p_mask(logits_BV: Tensor, options: Sequence[SamplingParams]) -> Tensor | None:
     """Return the mask of tokens kept by top-k and top-p, [B, V]; None if no row restricts its tokens."""
     if all(option.top_k == 0 and option.top_p >= 1.0 for option in options):
         return None
-    vocabulary = logits_BV.shape[-1]
+    top_k, top_p = top_k_top_p(options, logits_BV.shape[-1])
+    return keep_likeliest(logits_BV, to_device(top_k, logits_BV.device), to_device(top_p, logits_BV.device))
+
+
+def top_k_top_p(options: Sequence[SamplingParams], vocabulary: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return each row's top-k, with the vocabulary for all tokens, and top-p, [B] each."""
     counts = [min(option.top_k or vocabulary, vocabulary) for option in options]
-    top_k = to_device(np.array(counts, np.int64), logits_BV.device)
-    top_p = to_device(np.array([option.top_p for option in options], np.float32), logits_BV.device)
+    return np.array(counts, np.int64), np.array([option.top_p for option in options], np.float32)
+
+
+def keep_likeliest(logits_BV: Tensor, top_k_B: Tensor, top_p_B: Tensor) -> Tensor:
+    """Return the mask of the ``top_k`` likeliest tokens and of those in the ``top_p`` nucleus, [B, V]."""
     ordered, order = logits_BV.softmax(-1).sort(-1, descending=True)
     before = ordered.cumsum(-1) - ordered  # probability mass of the likelier tokens
-    rank = torch.arange(vocabulary, device=logits_BV.device)
-    keep = (rank < top_k[:, None]) & ((before < top_p[:, None]) | (rank == 0))
+    rank = torch.arange(logits_BV.shape[-1], device=logits_BV.device)
+    keep = (rank < top_k_B[:, None]) & ((before < top_p_B[:, None]) | (rank == 0))
     return torch.zeros_like(keep).scatter_(1, order, keep)

@@ -341,18 +341,34 @@ class DecodePlan:
         Args:
             lengths: cached tokens in each slot before the new token, [n].
         """
-        self.cache, self.lengths = cache, to_device(np.array(lengths), device)
-        self.longest = max(lengths) + 1
-        self.visible = torch.arange(self.longest, device=device) <= self.lengths[:, None]  # [n, T]
-        self.equal_lengths = min(lengths) + 1 == self.longest
-        self.positions: dict[int, Tensor] = {}  # by number of key heads, which may differ between layers
+        longest = max(lengths) + 1
+        self._prepare(cache, to_device(np.array(lengths), device), longest, min(lengths) + 1 == longest)
+
+    @classmethod
+    def with_fixed_shapes(cls, cache: KVCache, lengths: Tensor, columns: int) -> DecodePlan:
+        """Return a plan whose shapes do not depend on the lengths, so that its operations can be captured.
+
+        Args:
+            lengths: cached tokens in each slot before the new token, [n], on the device.
+            columns: attended cache columns; more than every length.
+        """
+        plan = cls.__new__(cls)
+        plan._prepare(cache, lengths, columns, equal_lengths=False)
+        return plan
+
+    def _prepare(self, cache: KVCache, lengths: Tensor, columns: int, equal_lengths: bool) -> None:
+        self.cache, self.lengths, self.longest, self.equal_lengths = cache, lengths, columns, equal_lengths
+        self.columns = torch.arange(columns, device=lengths.device)  # [T]
+        self.visible = self.columns <= lengths[:, None]  # [n, T]
+        self._positions: dict[int, Tensor] = {}  # by number of key heads, which may differ between layers
+        self._masks: dict[tuple[int | None, torch.dtype], Tensor] = {}  # by window, which may differ between layers
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         """Attend to the cached keys and values; see :class:`AttentionPlan`."""
         rows, key_heads, width = k.shape
-        if key_heads not in self.positions:
-            self.positions[key_heads] = self.cache.flat_positions(self.lengths, key_heads)
-        keys, values = self.cache.append(layer, k, v, self.positions[key_heads], self.longest)  # [n, K, T, D]
+        if key_heads not in self._positions:
+            self._positions[key_heads] = self.cache.flat_positions(self.lengths, key_heads)
+        keys, values = self.cache.append(layer, k, v, self._positions[key_heads], self.longest)  # [n, K, T, D]
         if not spec.is_standard:
             visible = self._visible_keys(spec.window)[:, None]
             return eager_attention(q[:, :, None], keys, values, visible, spec)[:, :, 0]
@@ -364,15 +380,19 @@ class DecodePlan:
         """Return the visible cached tokens per row, [n, T]."""
         if window is None or window >= self.longest:
             return self.visible
-        columns = torch.arange(self.longest, device=self.visible.device)
-        return self.visible & (columns > self.lengths[:, None] - window)
+        return self.visible & (self.columns > self.lengths[:, None] - window)
 
     def _attention_mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
-        if self.equal_lengths and (window is None or window >= self.longest):
+        """Return the additive mask, [n, 1, 1, T]; None if every row sees every column."""
+        if window is not None and window >= self.longest:
+            window = None
+        if self.equal_lengths and window is None:
             return None
-        visible = self._visible_keys(window)
-        mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
-        return mask.masked_fill_(~visible, float("-inf"))[:, None, None, :]
+        if (window, dtype) not in self._masks:
+            visible = self._visible_keys(window)
+            mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+            self._masks[window, dtype] = mask.masked_fill_(~visible, float("-inf"))[:, None, None, :]
+        return self._masks[window, dtype]
 
 
 def _decode_attention(q_nKGD: Tensor, k_nKTD: Tensor, v_nKTD: Tensor, mask: Tensor | None, scale: float) -> Tensor:

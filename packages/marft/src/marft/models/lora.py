@@ -11,7 +11,7 @@ Adapters follow PEFT: ``y = W x + (alpha / r) · B A x`` with ``A`` [r, in], ``B
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 import numpy as np
@@ -77,6 +77,24 @@ class AdapterSet(nn.Module):
         assert isinstance(adapter, Adapter)
         return adapter
 
+    def adapters(self) -> dict[str, Adapter]:
+        """Return the adapters by policy, in the order of their creation."""
+        return {
+            key.removeprefix(_adapter_key("")): adapter
+            for key, adapter in self._adapters.items()
+            if isinstance(adapter, Adapter)
+        }
+
+
+class StackedRows(tuple[None, ...]):
+    """Rows of a captured forward: each layer has the adapters of all policies stacked, and a mask per row.
+
+    Attributes:
+        stacks: A [Σr, in], B [out, Σr] and mask [N, Σr], by id of the layer.
+    """
+
+    stacks: Mapping[int, tuple[Tensor, Tensor, Tensor]]
+
 
 class Routing:
     """Assignment of tokens to policies in the current forward, shared by every layer of a base model."""
@@ -113,7 +131,7 @@ class Routing:
     @contextmanager
     def by_row(self, rows: Sequence[str | None]) -> Iterator[None]:
         """Set a policy for each token. A batch with a single policy becomes one span."""
-        if len(set(rows)) == 1:
+        if not isinstance(rows, StackedRows) and len(set(rows)) == 1:
             self.spans = [(rows[0], 0, len(rows))]
         else:
             self.row_policies = rows
@@ -198,6 +216,8 @@ class MultiLoraLinear(AdapterSet):
 
         The result is cached for the same ``rows`` list, so weights must not change meanwhile.
         """
+        if isinstance(rows, StackedRows):
+            return rows.stacks.get(id(self))
         if self._stacked_rows is not rows:  # a running batch keeps the same list until a row joins or leaves
             self._stacked_rows, self._stack = rows, self._build_stack(rows)
         return self._stack

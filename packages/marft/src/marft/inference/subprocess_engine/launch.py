@@ -91,6 +91,7 @@ def build_process_init_message(
             "device": engine_device(run, settings.device or run.device),
             "threads": settings.threads or run.threads,
             "prefix_bytes": settings.prefix_cache_mb * 2**20,
+            "cuda_graphs": not settings.enforce_eager,
         },
     )
 

@@ -156,6 +156,7 @@ class Server(EngineServer):
             max_rows=init_message.max_rows,
             in_order=False,
             prefix_bytes=init_message.options["prefix_bytes"],
+            cuda_graphs=init_message.options["cuda_graphs"],
         )
         self._request_finished = asyncio.Event()  # set when a request finishes
         self._pending_scores: list[tuple[ScoreRequest, PolicySlot, asyncio.Future[Numbers]]] = []
