@@ -15,7 +15,6 @@ Formats:
 from __future__ import annotations
 
 import importlib
-import logging
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
@@ -224,7 +223,6 @@ def bitsandbytes_functions() -> Any:
     Raises:
         UserError: bitsandbytes is not installed.
     """
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it recommends optional kernels at every start
     try:
         return importlib.import_module("bitsandbytes.functional")
     except ImportError as error:
