@@ -69,7 +69,7 @@ class Recorder:
     """Kernels of a captured graph, in order."""
 
     def __init__(self) -> None:
-        self.kernels: list[Callable[[], None]] = []
+        self.kernels: list[Callable[[], object]] = []
 
 
 MEMORY = Memory()
@@ -83,14 +83,14 @@ class SimulatedTensor(Tensor):
     """Tensor on "cuda:0"; ``held`` is the CPU tensor with its values."""
 
     held: Tensor
-    device = property(lambda self: CUDA)  # type: ignore[assignment]
+    device = property(lambda self: CUDA)
     is_cuda: ClassVar[bool] = True  # type: ignore[misc]
     is_meta: ClassVar[bool] = False  # type: ignore[misc]
     is_cpu: ClassVar[bool] = False  # type: ignore[misc]
 
     @staticmethod
     def __new__(cls, held: Tensor) -> SimulatedTensor:
-        made: SimulatedTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: SimulatedTensor = torch.Tensor._make_wrapper_subclass(
             cls, held.shape, strides=held.stride(), storage_offset=held.storage_offset(), dtype=held.dtype,
             device=INNER, requires_grad=held.requires_grad,
         )  # fmt: skip
@@ -109,7 +109,7 @@ class SimulatedTensor(Tensor):
         return copied  # type: ignore[return-value]
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, function: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         return _compute(function, args, dict(kwargs or {}))
@@ -148,11 +148,11 @@ class FunctionMode(TorchFunctionMode):
         return function(*args, **given)
 
 
-def _translated(value: object, function: object) -> object:
+def _translated(value: Any, function: object) -> Any:
     is_name = isinstance(value, str) and function is Tensor.to and value.startswith("cuda")
     if not is_name and not isinstance(value, torch.device):
         return value
-    device = torch.device(value)  # type: ignore[arg-type]
+    device = torch.device(value)
     if device.type != "cuda":
         return value
     if device.index:
@@ -160,8 +160,8 @@ def _translated(value: object, function: object) -> object:
     return INNER
 
 
-def _is_simulated(device: object) -> bool:
-    return device is not None and (device == INNER or torch.device(device).type == "cuda")  # type: ignore[arg-type]
+def _is_simulated(device: Any) -> bool:
+    return device is not None and (device == INNER or torch.device(device).type == "cuda")
 
 
 def _from_host(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -223,16 +223,37 @@ def _attend(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     return out[0]
 
 
+class _RmsNorm(torch.autograd.Function):
+    """RMS norm with the kernels of CUDA: one forward, two backward with the gradient of a weight, else one."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Any, x: Tensor, shape: Sequence[int], weight: Tensor, epsilon: float) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.compute = lambda states, scale: function(states, shape, scale, epsilon)
+        record_launch("rms_norm")
+        with uncounted():
+            out: Tensor = ctx.compute(x, weight)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        needed = ctx.needs_input_grad[1], ctx.needs_input_grad[3]
+        record_launch("rms_norm_backward", sum(needed))
+        with uncounted(), torch.enable_grad():
+            inputs = [x.detach().requires_grad_(need) for x, need in zip(ctx.saved_tensors, needed, strict=True)]
+            wanted = [x for x in inputs if x.requires_grad]
+            grads = iter(torch.autograd.grad(ctx.compute(*inputs), wanted, grad))
+        dx, dw = (next(grads) if need else None for need in needed)
+        return None, dx, None, dw, None
+
+
 def _rms_norm(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Count one kernel, as CUDA's own, where the weight has the input's type; elsewhere it is computed in parts."""
-    if not isinstance(args[0], SimulatedTensor):
+    """Count CUDA's kernels where the weight has the input's type; elsewhere the norm is computed in parts."""
+    given = dict(zip(("input", "normalized_shape", "weight", "eps"), args, strict=False)) | kwargs
+    x, weight = given["input"], given.get("weight")
+    if not isinstance(x, SimulatedTensor) or weight is None or weight.dtype != x.dtype:
         return NotImplemented
-    weight = args[2] if len(args) > 2 else kwargs.get("weight")
-    if weight is not None and weight.dtype != args[0].dtype:
-        return NotImplemented
-    record_launch("rms_norm")
-    with uncounted():
-        return function(*args, **kwargs)
+    return _RmsNorm.apply(function, x, given["normalized_shape"], weight, given.get("eps"))  # type: ignore[no-untyped-call]
 
 
 def _pin(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -345,7 +366,7 @@ def _kernels(function: Any, args: tuple[Any, ...], out: Any) -> int:
         return 0
     if name.startswith(("_foreach_", "_fused_adam")):
         lists = [value for value in args if isinstance(value, (list, tuple)) and value and isinstance(value[0], Tensor)]
-        blocks = sum(-(-tensor.numel() // FOREACH_CHUNK) for tensor in lists[0])
+        blocks = sum(-(-int(tensor.numel()) // FOREACH_CHUNK) for tensor in lists[0])
         return max(-(-len(lists[0]) // FOREACH_TENSORS[min(5, len(lists))]), -(-blocks // FOREACH_BLOCKS))
     if name == "cat":
         return -(-len(args[0]) // CAT_INPUTS)
@@ -446,5 +467,5 @@ def asleep() -> Iterator[None]:
 @contextmanager
 def modes() -> Iterator[None]:
     """Run both modes in the current thread."""
-    with FunctionMode(), DispatchMode():
+    with FunctionMode(), DispatchMode():  # type: ignore[no-untyped-call]
         yield

@@ -103,8 +103,10 @@ class Recording(PolicyOptimizer):
     gradient: Mapping[str, torch.Tensor]
 
     def clip_gradient(self) -> torch.Tensor:
-        self.gradient = {n: p.grad.clone() for n, p in self.parameters.items() if p.grad is not None}
         return torch.ones(())
+
+    def step_clipped(self) -> None:
+        self.gradient = {n: p.grad.clone() for n, p in self.parameters.items() if p.grad is not None}
 
 
 def optimizers(backbone: Backbone) -> dict[str, Recording]:

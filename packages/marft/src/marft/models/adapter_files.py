@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-import torch
 from peft import LoraConfig
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
@@ -19,6 +18,7 @@ from marft.common.user_modules import verify_export_folder
 from marft.config.models import MAX_LORA_RANK, LoraSettings, unsupported_targets
 from marft.models.backbone import Backbone
 from marft.models.checkpoint_checks import check_finite, check_no_pickle
+from marft.models.devices import copy_to_host, copy_together
 from marft.models.lora import Adapter
 
 WEIGHTS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
@@ -41,8 +41,7 @@ def save_adapter(adapters: Mapping[str, Adapter], lora: LoraSettings, base: str,
         base: path or id of the base model, for the configuration.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: half.detach().cpu().contiguous() for name, half in _named_halves(adapters).items()}
-    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    save_file(copy_to_host(_named_halves(adapters)), folder / WEIGHTS_FILE, metadata={"format": "pt"})
     config = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]
@@ -140,9 +139,7 @@ def load_adapter(backbone: Backbone, policy: str, folder: Path) -> None:
     _check_shapes(folder, {name: tuple(half.shape) for name, half in halves.items()})
     tensors = _load_tensors(folder)
     check_finite(tensors, f"the adapter at {folder}")
-    with torch.no_grad():
-        for name, half in halves.items():
-            half.copy_(tensors[name])
+    copy_together(halves.values(), [tensors[name].to(half.dtype) for name, half in halves.items()])
 
 
 def _tensor_name(layer: str, half: str) -> str:

@@ -1,14 +1,15 @@
 """Transfers between CPU and device: asynchronous sends, batched reads, and device-specific operations.
 
 A device executes queued operations while the CPU queues more. Reading a number back waits for all of them. Therefore
-loops read rarely and in one transfer: once per decoding step, and once per minibatch before the optimizer step.
+loops read rarely and in one transfer: once per decoding step, and once per minibatch before the optimizer step. Many
+tensors, such as those of adapters and optimizers, are packed for a transfer.
 """
 
 from __future__ import annotations
 
 import ctypes
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 FloatArray = npt.NDArray[np.float64]
+MAX_PACKED_BYTES = 2**28  # in one transfer of several tensors; a packed copy takes as much memory on both sides
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # options of glibc's mallopt(3)
 
 
@@ -32,15 +34,79 @@ def to_device(values: npt.NDArray[np.generic], device: torch.device, dtype: torc
 
 
 def read_tensors(tensors: Sequence[Tensor]) -> list[FloatArray]:
-    """Read several tensors as flat float64 arrays, in a single transfer.
+    """Read several tensors as flat float64 arrays, in a single transfer from each device.
 
     >>> [numbers.tolist() for numbers in read_tensors([torch.tensor([1, 2]), torch.tensor(0.5)])]
     [[1.0, 2.0], [0.5]]
     """
     if not tensors:
         return []
-    flat = torch.cat([tensor.detach().flatten().double() for tensor in tensors]).cpu().numpy()
-    return np.split(flat, np.cumsum([tensor.numel() for tensor in tensors])[:-1])
+    numbers: dict[int, FloatArray] = {}
+    for indices in _group_by([tensor.device for tensor in tensors]):
+        # one conversion for each type, not for each tensor
+        kinds = [[indices[i] for i in kind] for kind in _group_by([tensors[index].dtype for index in indices])]
+        flat = torch.cat([torch.cat([tensors[i].detach().flatten() for i in kind]).double() for kind in kinds])
+        order = [index for kind in kinds for index in kind]
+        sizes = [tensors[index].numel() for index in order]
+        numbers |= zip(order, np.split(flat.cpu().numpy(), np.cumsum(sizes)[:-1]), strict=True)
+    return [numbers[index] for index in range(len(tensors))]
+
+
+def _group_by(keys: Sequence[object]) -> list[list[int]]:
+    """Return the indices of equal keys, in the order of their first occurrence."""
+    groups: dict[object, list[int]] = {}
+    for index, key in enumerate(keys):
+        groups.setdefault(key, []).append(index)
+    return list(groups.values())
+
+
+@torch.no_grad()
+def copy_together(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
+    """Copy tensors to tensors with the same shapes and types; between CPU and device in few transfers.
+
+    >>> here = [torch.zeros(2), torch.zeros(1)]
+    >>> copy_together(here, [torch.tensor([1.0, 2.0]), torch.tensor([3.0])]); here
+    [tensor([1., 2.]), tensor([3.])]
+    """
+    packed: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        if target.device == source.device or target.dtype != source.dtype:
+            target.copy_(source)
+        else:
+            packed.setdefault(source.dtype, []).append((target, source))
+    for pairs in packed.values():
+        for group in _limit_bytes(pairs):
+            flat = torch.cat([source.flatten() for _, source in group]).to(group[0][0].device)
+            parts = flat.split([source.numel() for _, source in group])
+            torch._foreach_copy_(
+                [target for target, _ in group],
+                [part.view(target.shape) for part, (target, _) in zip(parts, group, strict=True)],
+            )
+
+
+def _limit_bytes(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """Group pairs up to :data:`MAX_PACKED_BYTES`; a larger tensor forms its own group."""
+    group: list[tuple[Tensor, Tensor]] = []
+    size = 0
+    for pair in pairs:
+        added = pair[1].numel() * pair[1].element_size()
+        if group and size + added > MAX_PACKED_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(pair)
+        size += added
+    yield group
+
+
+def copy_to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return contiguous tensors in host memory, by name; tensors that are there already are not copied."""
+    host = {
+        name: tensor.detach().contiguous() if is_on_cpu(tensor) else torch.empty(tensor.shape, dtype=tensor.dtype)
+        for name, tensor in tensors.items()
+    }
+    elsewhere = [name for name, tensor in tensors.items() if not is_on_cpu(tensor)]
+    copy_together([host[name] for name in elsewhere], [tensors[name] for name in elsewhere])
+    return host
 
 
 class AutogradContext(Protocol):

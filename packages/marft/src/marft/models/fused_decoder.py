@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import rms_norm
 
 from marft.models.attention import AttentionPlan, AttentionSpec
-from marft.models.devices import AutogradContext
+from marft.models.devices import AutogradContext, is_on_cpu
 from marft.models.linear_layers import feed_forward, project
 from marft.models.lora import Routing
 
@@ -106,10 +106,13 @@ def _child_names(module: nn.Module) -> set[str]:
 
 
 def apply_rms_norm(norm: Any, x: Tensor) -> Tensor:
-    """Apply an RMS norm (Zhang and Sennrich 2019) over the last dimension, in float32 or better."""
+    """Apply an RMS norm (Zhang and Sennrich 2019) over the last dimension, in float32 or better.
+
+    On a GPU, PyTorch has kernels for the norm and for its gradient.
+    """
     exact, dtype = torch.promote_types(x.dtype, torch.float32), norm.weight.dtype
     inputs = x.to(exact), norm.weight.to(exact), norm.variance_epsilon
-    if norm.weight.requires_grad or not torch.is_grad_enabled():
+    if norm.weight.requires_grad or not torch.is_grad_enabled() or not is_on_cpu(x):
         return _rms_norm(*inputs).to(dtype)
     out: Tensor = _RmsNorm.apply(*inputs)  # type: ignore[no-untyped-call]
     return out.to(dtype)

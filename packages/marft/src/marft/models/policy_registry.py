@@ -19,7 +19,7 @@ from marft.config.models import LoraSettings, ModelSettings, PolicySettings, is_
 from marft.config.run import RunSettings
 from marft.models.adapter_files import attach_adapter, load_adapter, save_adapter
 from marft.models.backbone import Backbone, ForwardMode
-from marft.models.devices import keep_freed_memory
+from marft.models.devices import copy_to_host, keep_freed_memory, to_device
 from marft.models.half_precision import MasterWeights, store_in_half
 from marft.models.load_lock import with_load_lock
 from marft.models.loader import (
@@ -350,15 +350,20 @@ def compute_digest(tensors: Mapping[str, Tensor], *texts: str) -> str:
     True
     """
     digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        flat = tensor.detach().reshape(-1)
-        indices = np.linspace(0, max(0, len(flat) - 1), min(SAMPLES_PER_TENSOR, len(flat))).astype(np.int64)
-        sample = flat[torch.from_numpy(indices).to(flat.device)].to(torch.bfloat16).view(torch.int16).cpu()
-        digest.update(f"{name} {tuple(tensor.shape)}".encode())
+    samples = copy_to_host({name: _sample_values(tensor) for name, tensor in sorted(tensors.items())})
+    for name, sample in samples.items():
+        digest.update(f"{name} {tuple(tensors[name].shape)}".encode())
         digest.update(sample.numpy().tobytes())
     for text in texts:
         digest.update(text.encode("utf-8", "replace"))
     return digest.hexdigest()
+
+
+def _sample_values(tensor: Tensor) -> Tensor:
+    """Return some values of a tensor, evenly spaced, as the bits of bfloat16."""
+    flat = tensor.detach().reshape(-1)
+    indices = np.linspace(0, max(0, len(flat) - 1), min(SAMPLES_PER_TENSOR, len(flat))).astype(np.int64)
+    return flat[to_device(indices, flat.device)].to(torch.bfloat16).view(torch.int16)
 
 
 def tokenizer_text(tokenizer: PreTrainedTokenizerBase) -> str:

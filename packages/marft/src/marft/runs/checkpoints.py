@@ -136,13 +136,15 @@ class CheckpointManager:
     ) -> None:
         from safetensors.torch import save_file
 
+        from marft.models.devices import copy_to_host
+
         assert not learner.not_finite(), "what is not finite is undone, not saved"
         with atomic.new_folder(target) as staging:
             for policy in learner.optimizers:
                 models.save_policy(policy, staging / "policies" / policy)
             if learner.critic:
-                save_file(_contiguous(learner.critic.state_dict()), staging / CRITIC_FILE)
-            save_file(_contiguous(learner.optimizer_state()), staging / OPTIMIZER_FILE)
+                save_file(copy_to_host(learner.critic.state_dict()), staging / CRITIC_FILE)
+            save_file(copy_to_host(learner.optimizer_state()), staging / OPTIMIZER_FILE)
             atomic.write_file(staging / RECIPE_FILE, to_toml(run), atomic.PRIVATE_MODE)
             write_extra(staging)
             saved = replace(state, component_state=learner.state_dict())
@@ -316,10 +318,6 @@ def _read_state(path: Path) -> dict[str, Tensor]:
         raise UserError(f"cannot read {path}: {error}") from error
     check_finite(tensors, str(path))
     return tensors
-
-
-def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
 def write_callback_states(folder: Path, states: Mapping[str, Mapping[str, object]]) -> None:

@@ -205,7 +205,9 @@ class Critic:
                 self.optimizer.zero_grad()
                 loss_terms = self._backward(part, old, scaled_targets)
                 self.ranks.sum_gradients(p for group in self.optimizer.param_groups for p in group["params"])
-                norm = torch.nn.utils.clip_grad_norm_(self.parameters().values(), self.settings.max_gradient_norm)
+                norm = torch.nn.utils.clip_grad_norm_(
+                    self.parameters().values(), self.settings.max_gradient_norm, foreach=True
+                )
                 *term_values, (size,) = read_tensors([*loss_terms, norm])
                 losses.append(float(sum_over_ranks(self.ranks, sum(term_values, np.zeros(1)))[0]))
                 if math.isfinite(size):
@@ -289,7 +291,7 @@ class Critic:
                 (0.0 * features.sum()).backward()
                 continue
             predicted = self.heads[head](features)
-            old, target = (to_device(x[rows], predicted.device, predicted.dtype) for x in (old_values, returns))
+            old, target = to_device(np.stack([old_values[rows], returns[rows]]), predicted.device, predicted.dtype)
             loss = value_losses(predicted, old, target, self.settings.value_clip, delta).sum() / len(part)
             (self.settings.coefficient * loss).backward()
             losses.append(loss.detach())
@@ -410,12 +412,32 @@ def read_features(
         cached.update(zip(keys, hidden.split([len(positions[key]) for key in keys]), strict=True))
     for _ in range(idle):
         run_idle_pass(base, adapter)
-    rows = []
-    for item in inputs:
-        key = item.token_ids.tobytes()
-        indices = np.searchsorted(positions[key], item.positions)
-        rows.append(cached[key][to_device(indices, base.device)])
-    return torch.cat([torch.empty(0, base.head.in_features, device=base.device), *rows])
+    return _select_features(cached, positions, inputs, torch.empty(0, base.head.in_features, device=base.device))
+
+
+def _select_features(
+    cached: Mapping[bytes, Tensor],
+    positions: Mapping[bytes, npt.NDArray[np.int64]],
+    inputs: Sequence[CriticInput],
+    empty: Tensor,
+) -> Tensor:
+    """Return the features of the inputs, in their order, shape [Σ U, D].
+
+    Args:
+        cached: features by ids, [positions, D].
+        positions: sorted positions of the features by ids.
+        inputs: inputs and positions.
+        empty: features of no input, [0, D].
+    """
+    keys = [item.token_ids.tobytes() for item in inputs]
+    rows = [np.searchsorted(positions[key], item.positions) for key, item in zip(keys, inputs, strict=True)]
+    if torch.is_grad_enabled():  # the gradient is summed input by input, in a fixed order
+        return torch.cat(
+            [empty, *(cached[key][to_device(row, empty.device)] for key, row in zip(keys, rows, strict=True))]
+        )
+    starts = dict(zip(cached, np.cumsum([0, *map(len, cached.values())]), strict=False))
+    places = [np.empty(0, np.int64), *(starts[key] + row for key, row in zip(keys, rows, strict=True))]
+    return torch.cat([empty, *cached.values()])[to_device(np.concatenate(places), empty.device)]
 
 
 class ValueNormalizer(nn.Module):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
@@ -17,6 +18,7 @@ from marft.common.errors import RunError
 from marft.common.log import get_logger
 from marft.common.types import ActionCredit, Episode
 from marft.config.interfaces.schedule import Progress
+from marft.models.devices import copy_together, read_tensors
 from marft.models.dtensors import local_shard
 from marft.runs.checkpoints import TrainState
 from marft.trainer.critic import Critic
@@ -47,11 +49,13 @@ class LearnerState(TrainState, Protocol):
 def find_non_finite(learner: LearnerState) -> list[str]:
     """Return the parts with a non-finite number: ``policies.<name>`` or ``critic``.
 
-    The cost is one pass over all parameters and moments, and one number per policy transferred from the device.
+    The cost is one pass over all parameters and moments, and one number per part, read from the device together.
     """
-    return [
-        name for name, parameters, optimizer in iterate_trained_parts(learner) if not _is_finite(parameters, optimizer)
+    parts = [
+        (name, _largest_number(parameters, optimizer)) for name, parameters, optimizer in iterate_trained_parts(learner)
     ]
+    sizes = read_tensors([size for _, size in parts])
+    return [name for (name, _), size in zip(parts, sizes, strict=True) if not np.isfinite(size).all()]
 
 
 def iterate_trained_parts(
@@ -65,11 +69,16 @@ def iterate_trained_parts(
 
 
 @torch.no_grad()
-def _is_finite(parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> bool:
+def _largest_number(parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> Tensor:
+    """Return the largest absolute value in parameters and moments, on their device; not finite if a number is not.
+
+    Adam counts its steps on the host. Such a count is sent only where it is not finite.
+    """
     moments = optimizer_tensors(optimizer, parameters).values()
-    local_tensors = map(local_shard, (*parameters.values(), *moments))
-    tensors = [tensor for tensor in local_tensors if tensor.numel()]
-    return bool(torch.isfinite(get_total_norm(tensors, norm_type=float("inf"), foreach=True)))
+    tensors = [tensor for tensor in map(local_shard, (*parameters.values(), *moments)) if tensor.numel()]
+    device = local_shard(next(iter(parameters.values()))).device
+    tensors = [tensor for tensor in tensors if tensor.device == device or not tensor.isfinite().all()]
+    return get_total_norm(tensors, norm_type=float("inf"), foreach=True)
 
 
 class Snapshot:
@@ -109,11 +118,13 @@ class Snapshot:
         """Copy ``tensors`` into their buffers; the names of Adam's tensors (``<parameter>.exp_avg``, …) match no
         parameter.
         """
-        for name, tensor in ((name, local_shard(tensor)) for name, tensor in tensors.items()):
+        local = {name: local_shard(tensor) for name, tensor in tensors.items()}
+        for name, tensor in local.items():
             if (part, name) not in self._buffers:
                 self._buffers[part, name] = torch.empty_like(tensor, device="cpu")
-            self._buffers[part, name].copy_(tensor)
-        return {name: self._buffers[part, name] for name in tensors}
+        copied = {name: self._buffers[part, name] for name in tensors}
+        copy_together(copied.values(), local.values())
+        return copied
 
 
 class NonFiniteGuard:

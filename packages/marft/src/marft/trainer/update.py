@@ -30,7 +30,7 @@ from marft.trainer.learner_metrics import MetricAccumulator, MicroBatchMetrics
 from marft.trainer.loss import correct_sampler, extra_losses, k3_estimate, teammate_loss, weigh_units
 from marft.trainer.micro_batch import FixedLogProbs, MicroBatch
 from marft.trainer.objectives.pairs import PairObjective
-from marft.trainer.optimizers import PolicyOptimizer, step_optimizers
+from marft.trainer.optimizers import PolicyOptimizer
 from marft.trainer.preferences import PreferenceBatch, ReferencePolicy, Scores
 from marft.trainer.ranks.interface import SINGLE_RANK, Ranks, merge_over_ranks, sum_over_ranks
 from marft.trainer.scoring import score_actions, score_with_teammates
@@ -305,7 +305,8 @@ class PolicyUpdater:
             if isinstance(batch, MicroBatch) and forward is not None:
                 metrics = MicroBatchMetrics(batch, step_metrics, deferred)
                 deferred.add(self._backward(forward, objective, metrics), partial(_add_to, loss))
-        deferred.read_pending()
+        norms = self._clip_gradients(policies, deferred)
+        deferred.read_pending()  # the only device synchronization of a minibatch
         self._share_old_scores(own_samples)
         if self._exceeds_kl_stop(kl):
             return False
@@ -313,7 +314,7 @@ class PolicyUpdater:
             self._measure_packing(check)
         self.accumulator.merge(step_metrics)
         self.accumulator.add("policy_loss", float(sum_over_ranks(self.ranks, loss)[0]))
-        self._step_optimizers(policies)
+        self._step_optimizers(policies, norms)
         return True
 
     def _forward(self, batch: MicroBatch, is_first_epoch: bool, kl: Floats, deferred: DeferredReads) -> _Forward:
@@ -362,18 +363,27 @@ class PolicyUpdater:
     def _count_batch(self, samples: Sequence[Sample]) -> BatchCounts:
         return BatchCounts.from_samples(samples, self.settings.denominator == "pooled")
 
-    def _step_optimizers(self, policies: Sequence[str]) -> None:
+    def _clip_gradients(self, policies: Sequence[str], deferred: DeferredReads) -> Mapping[str, Floats]:
+        """Sum the gradients over ranks and clip them → gradient norms before clipping, after the deferred reads."""
+        norms = {policy: np.zeros(1) for policy in policies if self.packing.ranks_of(policy, self.ranks) is not None}
+        for policy, norm in norms.items():
+            ranks, optimizer = self.packing.ranks_of(policy, self.ranks), self.optimizers[policy]
+            assert ranks is not None
+            ranks.sum_gradients(optimizer.parameters.values())
+            deferred.add(optimizer.clip_gradient(), partial(_add_to, norm))
+        return norms
+
+    def _step_optimizers(self, policies: Sequence[str], norms: Mapping[str, Floats]) -> None:
         self.updated_policies.update(policies)
-        policy_ranks = {policy: self.packing.ranks_of(policy, self.ranks) for policy in policies}
-        own_ranks = {policy: ranks for policy, ranks in policy_ranks.items() if ranks is not None}
-        for policy, ranks in own_ranks.items():
-            ranks.sum_gradients(self.optimizers[policy].parameters.values())
-        norms = step_optimizers([self.optimizers[policy] for policy in own_ranks])
-        for (policy, ranks), norm in zip(own_ranks.items(), norms, strict=True):
+        for policy, norm in norms.items():
+            ranks, size = self.packing.ranks_of(policy, self.ranks), float(norm[0])
+            assert ranks is not None
+            if math.isfinite(size):
+                self.optimizers[policy].step_clipped()
             part = 1.0 / ranks.count  # every rank reports the same norm
             for scope in ("", f"policies/{policy}/"):
-                self.accumulator.add(f"{scope}gradient_norm", norm * part, part)
-                self.accumulator.add(f"{scope}skipped_updates", float(not math.isfinite(norm)) * part, part)
+                self.accumulator.add(f"{scope}gradient_norm", size * part, part)
+                self.accumulator.add(f"{scope}skipped_updates", float(not math.isfinite(size)) * part, part)
 
     # acceptance test of the line search
 
