@@ -1,135 +1,176 @@
-"""Test a machine with a GPU, and measure the demo on it: ``make gpu``.
+"""Test a machine with a GPU, and measure MARFT on it: ``make gpu``.
 
-    python benchmarks/gpu.py                 # exits with status 2 if the machine has no GPU
-    python benchmarks/gpu.py --device cpu    # try the script on a CPU, with results in --results
+    python benchmarks/gpu.py                         # exits with status 2 if the machine has no GPU
+    python benchmarks/gpu.py --stages tests,parity   # some stages
+    python benchmarks/gpu.py --device cpu            # rehearse all stages on a CPU, with small shapes
+    python benchmarks/gpu.py --device simulated      # the same with tensors that say they are on "cuda"
+    python benchmarks/gpu.py --collect-wheels build/wheels --python python3.12
+    python benchmarks/gpu.py --reference             # train the demo on a CPU: the figures to compare with
 
-The script first runs ``tests/marft/trainer/test_gpu.py``: decoding and learning as on a CPU, half precision, GPU idle
-time, memory. If MARFT_VLLM names a Python with vLLM, it also runs the vLLM tests. Then it trains the demo for some
-steps in float32 and bfloat16, and measures seconds by phase, tokens per second and peak memory. It exits with status 1
-if a test failed. Writes results/gpu/<machine>.json and .md.
+The script runs from source: the machine needs Python 3.11, torch, transformers, peft, scipy, pyarrow and matplotlib.
+What else is missing comes from wheels, collected elsewhere with ``--collect-wheels`` (by default in ``build/wheels``).
+
+Each stage is a process of its own with a time limit, and all stages together have ``--budget`` seconds. Results are
+written whenever a stage reports one, so a killed run keeps them. Stages: ``tests`` (the tests of a GPU), ``demo-0`` to
+``demo-2`` (does the demo learn as on a CPU), ``parity`` (log-probabilities and gradients of SmolLM2's shape against the
+CPU's), ``speed`` (a team on Qwen2.5-3B's shape, beside ``marft plan``) and ``launches`` (kernels of a step, and the
+share of time the GPU works). Exits with status 1 if a stage failed. Writes results/gpu/<machine>.json and .md, and the
+same with a log to the folder that the variable OUT names.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
-import re
-import subprocess
+import shutil
+import signal
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
-import machine
-import torch
+from accelerator import demo
+from accelerator.runner import Runner
+from accelerator.source import ROOT, WHEELS, SourceError, collect_wheels, prepare
+from accelerator.stage import Setting
+from accelerator.stages import MACHINE, STAGES, name_of, run_stage
+from accelerator.tables import table
 
-from marft.cli.handlers import silence_transformers
-from marft.config import load_recipe
-from marft.runs.run_folder import RunFolder
-from marft.trainer.train import train
-
-ROOT = Path(__file__).parents[1]
-FILES = ("tests/marft/trainer/test_gpu.py", "tests/marft_serve/test_vllm.py")
-NO_GPU = 2
-COLUMNS = {
-    "seconds/sampling": "sampling, s", "seconds/learning": "learning, s",
-    "tokens_per_second/sampling": "sampled, tokens/s", "tokens_per_second/learning": "read while learning, tokens/s",
-}  # fmt: skip
+RESULTS = ROOT / "benchmarks" / "results" / "gpu"
+MEMORY_DISK = Path("/dev/shm")  # where the random models lie, if there is room
+NO_GPU, SCRATCH_BYTES = 2, 16e9
+MAX_JOBS, CORES_PER_JOB, SLOW = 5, 2, 20
 
 
 def main(words: Sequence[str] | None = None) -> int:
+    arguments = parse(words)
+    if arguments.stage:
+        is_small = arguments.device != "cuda" and not arguments.reference
+        run_stage(arguments.stage, Setting(arguments.device, arguments.report, arguments.scratch, is_small))
+        return 0
+    if arguments.collect_wheels:
+        try:
+            collect_wheels(arguments.collect_wheels, arguments.python)
+        except SourceError as error:
+            sys.exit(f"gpu.py: {error}")
+        return 0
+    signal.signal(signal.SIGTERM, _stop)
+    with tempfile.TemporaryDirectory(prefix="marft-gpu-", dir=scratch_folder(), ignore_cleanup_errors=True) as scratch:
+        return measure(arguments, Path(scratch))
+
+
+def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--results", type=Path, default=machine.RESULTS / "gpu")
+    names = [stage.name for stage in STAGES]
+    parser.add_argument("--device", choices=("cuda", "cpu", "simulated"), default="cuda")
+    parser.add_argument("--stages", default=",".join(names), help="stages to run, separated by commas")
+    parser.add_argument("--budget", type=float, default=420.0, help="seconds for all stages on a GPU")
+    parser.add_argument("--jobs", type=int, default=0, help="concurrent stages, of those that measure no time")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--wheels", type=Path, default=WHEELS, help="folder of wheels for missing packages")
+    parser.add_argument("--collect-wheels", type=Path, metavar="FOLDER", help="download these wheels, and do no more")
+    parser.add_argument("--python", default="python3.12", help="Python with pip, of the version on the GPU machine")
+    parser.add_argument("--reference", action="store_true", help="train the demo on this CPU, and do no more")
+    for hidden in ("--stage", "--report", "--scratch"):  # of a stage's process
+        parser.add_argument(hidden, type=str if hidden == "--stage" else Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args(words)
-    if arguments.device != "cpu" and not torch.cuda.is_available():
-        print(
-            "no GPU here: torch finds none "
-            f"({'its build has no CUDA' if torch.version.cuda is None else 'is a driver installed?'}). "
-            "Run make gpu on a machine with a GPU, or try the script with: python benchmarks/gpu.py --device cpu"
-        )
-        return NO_GPU
-    code, said = tested(arguments.device)
-    result = {
-        "machine": machine.describe(),
-        "memory_bytes": 0 if arguments.device == "cpu" else torch.cuda.get_device_properties(0).total_memory,
-        "tests": said,
-        "demo": {dtype: demo(arguments.device, dtype, arguments.steps) for dtype in ("float32", "bfloat16")},
-    }
-    path = save(arguments.results, result)
-    print(f"{table(result)}\n{path}")
-    return code
+    arguments.chosen = [stage for stage in STAGES if stage.name in arguments.stages.split(",")]
+    if unknown := set(arguments.stages.split(",")) - set(names):
+        parser.error(f"--stages: no stage is called {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    if arguments.reference:
+        arguments.device = "cpu"
+        arguments.chosen = [stage for stage in STAGES if stage.name.startswith("demo-")]
+    if arguments.device != "cuda":  # a rehearsal takes the time that it takes
+        arguments.budget = math.inf
+        arguments.chosen = [replace(stage, seconds=SLOW * stage.seconds) for stage in arguments.chosen]
+    return arguments
 
 
-def tested(device: str) -> tuple[int, list[str]]:
-    """Run the tests; return 0 if all pass, a line per failed or skipped test, and the summary line."""
-    answer = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *FILES],
-        cwd=ROOT, env={**os.environ, "MARFT_GPU": device}, capture_output=True, text=True, check=False,
+def measure(arguments: argparse.Namespace, scratch: Path) -> int:
+    """Run all stages; return the exit status."""
+    jobs = arguments.jobs or (
+        min(MAX_JOBS, max(1, (os.cpu_count() or 1) // CORES_PER_JOB)) if arguments.device == "cuda" else 1
+    )
+    runner = Runner(
+        lambda name, report: command(arguments, scratch, name, report), prepare(scratch, arguments.wheels), scratch,
+        time.monotonic() + arguments.budget, jobs, lambda _: None,
     )  # fmt: skip
-    lines = answer.stdout.splitlines()
-    told = [line for line in lines if line.startswith(("FAILED", "ERROR", "SKIPPED"))]
-    return int(answer.returncode != 0), [
-        *told,
-        *[line for line in lines[-1:] if re.search(r"passed|failed|100%", line)],
-    ]
+    found = runner.run([MACHINE])["machine"]
+    if "no_gpu" in found:
+        print(f"no GPU here: {found['no_gpu']}. Run make gpu on a machine with a GPU, or try the script with: "
+              "python benchmarks/gpu.py --device cpu")  # fmt: skip
+        return NO_GPU
+    runner.on_change = lambda results: save(arguments, scratch, results)
+    runner.on_change(runner.results)
+    try:
+        results = runner.run(arguments.chosen)
+    except KeyboardInterrupt:
+        print("interrupted: what the stages have reported is saved")
+        return 1
+    if arguments.reference:
+        return save_reference(results)
+    print(save(arguments, scratch, results))
+    return int(any(result["status"] != "done" for result in results.values()))
 
 
-def demo(device: str, dtype: str, steps: int) -> dict[str, float]:
-    """Train the demo for some steps; return the last step's metrics, and the peak of allocated device memory."""
-    silence_transformers()
-    with tempfile.TemporaryDirectory() as output:
-        words = {
-            "device": device, "models.base.dtype": dtype, "training.steps": str(steps), "output": output,
-            "evaluation.every": "0", "checkpoints.every": str(steps),
-        }  # fmt: skip
-        run = load_recipe("demo", [word for key, value in words.items() for word in (f"--{key}", value)])
-        folder = RunFolder(Path(run.output) / run.name)
-        if device != "cpu":
-            torch.cuda.reset_peak_memory_stats()
-        train(run, folder)
-        last = folder.read_metrics()[-1]
-    peak = 0 if device == "cpu" else torch.cuda.max_memory_allocated()
-    return {**{name: float(last[name]) for name in COLUMNS if name in last}, "peak_bytes": float(peak)}
+def command(arguments: argparse.Namespace, scratch: Path, name: str, report: Path) -> list[str]:
+    """Return the command of a stage's process."""
+    words = [sys.executable, __file__, "--stage", name, "--report", str(report), "--scratch", str(scratch)]
+    return [*words, "--device", arguments.device, *(["--reference"] if arguments.reference else [])]
 
 
-def name_of(described: Mapping[str, Any]) -> str:
-    """Return a file name for a machine.
-
-    >>> name_of({"device": "NVIDIA H100 80GB HBM3", "processor": "Xeon"})
-    'nvidia-h100-80gb-hbm3'
-    >>> name_of({"device": "cpu", "processor": "A (B)"})
-    'a-b'
-    """
-    name = described["processor"] if described["device"] == "cpu" else described["device"]
-    return re.sub(r"[^a-z0-9]+", "-", str(name).lower()).strip("-")
-
-
-def table(result: Mapping[str, Any]) -> str:
-    about = result["machine"]
-    lines = [
-        f"{about['device']}, {about['processor']}, torch {about['torch']}",
-        "",
-        *(f"- {line}" for line in result["tests"]),
-        "",
-        f"| a step of the demo in | {' | '.join(COLUMNS.values())} | most memory, GiB |",
-        f"| --- |{' ---: |' * (len(COLUMNS) + 1)}",
-    ]
-    for dtype, found in result["demo"].items():
-        cells = [f"{found[name]:.2f}" if name in found else "" for name in COLUMNS]
-        lines.append(f"| {dtype} | {' | '.join(cells)} | {found['peak_bytes'] / 2**30:.2f} |")
-    return "\n".join(lines) + "\n"
+def save(arguments: argparse.Namespace, scratch: Path, results: Mapping[str, Mapping[str, Any]]) -> str:
+    """Write all results so far, and the log of all stages; return the table."""
+    rows = [found for name, found in results.items() if name.startswith("demo-")]
+    compared = demo.compare(rows)
+    text = table(results, compared)
+    about = results["machine"].get("machine")
+    name = name_of(about) if about else "unknown"
+    folders = [arguments.results, *([Path(os.environ["OUT"])] if os.environ.get("OUT") else [])]
+    for folder in folders if not arguments.reference else []:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{name}.json").write_text(json.dumps({**results, "demo": compared}, indent=2) + "\n")
+            (folder / f"{name}.md").write_text(text)
+            if folder != arguments.results:
+                logs = "".join(
+                    f"== {log.stem}\n{log.read_text(errors='replace')}\n" for log in sorted(scratch.glob("*.log"))
+                )
+                (folder / "gpu-log.txt").write_text(logs[-8_000_000:])
+        except OSError as error:  # no space: the results are still printed at the end
+            print(f"{folder}: {error.strerror}", file=sys.stderr)
+    return text
 
 
-def save(folder: Path, result: Mapping[str, Any]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name_of(result['machine'])}.json"
-    path.write_text(json.dumps(result, indent=2) + "\n")
-    path.with_suffix(".md").write_text(table(result))
-    return path.with_suffix(".md")
+def save_reference(results: Mapping[str, Mapping[str, Any]]) -> int:
+    """Write the demo's results on this CPU, to which those of a GPU are compared."""
+    rows = [found for name, found in results.items() if name.startswith("demo-")]
+    if any(row["status"] != "done" for row in rows):
+        return 1
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    reference = {"machine": results["machine"]["machine"], "rows": rows}
+    demo.REFERENCE.write_text(json.dumps(reference, indent=2) + "\n")
+    print(f"{demo.REFERENCE}: {', '.join(format(row['success'], '.1%') for row in rows)}")
+    return 0
+
+
+def scratch_folder() -> Path | None:
+    """Return the folder for models and runs: in memory, if there is room; None for the usual one."""
+    try:
+        return MEMORY_DISK if shutil.disk_usage(MEMORY_DISK).free > SCRATCH_BYTES else None
+    except OSError:
+        return None
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001
+    """End as an interrupt does: kill the stages, and keep their reports."""
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

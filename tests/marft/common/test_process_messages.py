@@ -191,7 +191,7 @@ class TestArriving:
         assert encoder.count == 0
 
     @pytest.mark.parametrize("value", [
-        10**5000, nest(400), nest(10**5), torch.eye(2).to_sparse(), torch.ones(2, device="meta"), np.array(["a"]),
+        10**5000, nest(1000), nest(10**5), torch.eye(2).to_sparse(), torch.ones(2, device="meta"), np.array(["a"]),
     ], ids=["long integer", "deep", "deeper", "sparse", "meta", "texts"])  # fmt: skip
     def test_a_message_that_cannot_be_encoded_is_refused_when_it_is_added(self, value: object) -> None:
         encoder = FrameEncoder()

@@ -2,6 +2,8 @@
 
 In a chat, control tokens in message text are tokenized as plain text. Reasoning tags are exempt. Otherwise the template
 would not recognize reasoning in an agent's earlier turn, and would render the turn differently.
+
+In decoded text, the markers that structure a turn stay: delimiters of reasoning, of tool calls, and channels.
 """
 
 from __future__ import annotations
@@ -21,6 +23,18 @@ ESCAPE_MARKERS = re.compile(f"[{ESCAPE_START}{ESCAPE_END}]")
 # single marker: the following text is encoded as a continuation, not as the start of a text
 CONTINUATION_MARKER = ESCAPE_END
 
+TURN_MARKERS = DELIMITERS | {
+    "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>",  # gpt-oss
+    "<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>',  # Gemma 4
+    "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]",  # Mistral
+    "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>",  # DeepSeek
+    "<｜tool▁call▁end｜>", "<｜tool▁sep｜>",
+    "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>",  # Kimi
+    "<|tool_call_argument_begin|>", "<|tool_call_start|>",  # Kimi, LFM
+    "<|python_tag|>", "<|tool_call|>", "<|/tool_call|>", "<TOOLCALL>", "</TOOLCALL>",  # Llama, Phi, Nemotron
+    "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",  # Qwen, GLM
+    "<seed:tool_call>", "</seed:tool_call>", "<minimax:tool_call>", "</minimax:tool_call>",
+}  # fmt: skip
 ChatData = TypeVar("ChatData")
 
 _hidden_ids: WeakKeyDictionary[PreTrainedTokenizerBase, frozenset[int]] = WeakKeyDictionary()
@@ -41,16 +55,16 @@ def exempt_reasoning_tags(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def control_token_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Return the ids excluded from decoded text: special tokens except reasoning tags."""
+    """Return the ids excluded from decoded text: special tokens except the markers that structure a turn."""
     added = tokenizer.added_tokens_decoder.items()
-    return {id for id, token in added if token.special and token.content not in DELIMITERS}
+    return {id for id, token in added if token.special and token.content not in TURN_MARKERS}
 
 
 def decode_text(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int]) -> str:
-    """Decode token ids without control tokens. Reasoning tags stay, even if special."""
+    """Decode token ids without control tokens. The markers that structure a turn stay, even if special."""
     if tokenizer not in _hidden_ids:
         added = tokenizer.added_tokens_decoder.values()
-        special = any(token.special and token.content in DELIMITERS for token in added)
+        special = any(token.special and token.content in TURN_MARKERS for token in added)
         _hidden_ids[tokenizer] = frozenset(control_token_ids(tokenizer)) if special else frozenset()
     control = _hidden_ids[tokenizer]
     return str(tokenizer.decode([id for id in ids if id not in control], skip_special_tokens=not control))
@@ -71,7 +85,7 @@ def escape_control_tokens(tokenizer: PreTrainedTokenizerBase, data: ChatData, is
     Args:
         is_own_text: whether the model itself wrote the text. If so, reasoning tags remain tokens, even if special.
     """
-    chat_tokens = set(tokenizer.chat_control_tokens or ())
+    chat_tokens = set(getattr(tokenizer, "chat_control_tokens", None) or ())  # transformers 5.17 has no default
     added = [
         token for token in tokenizer.added_tokens_decoder.values() if token.special or token.content in chat_tokens
     ]
