@@ -173,7 +173,8 @@ def test_what_is_advised_fits_when_it_is_planned_again() -> None:
         )
         assert planned(again, "rtx4090", one.gpus).fits
         assert any(
-            keys in str(one.keys) for keys in ("tokens_per_micro_batch", "gradient_checkpointing", "max_batch_size")
+            keys in str(one.keys)
+            for keys in ("tokens_per_micro_batch", "gradient_checkpointing", "max_batch_size", "quantization")
         )
 
 

@@ -38,7 +38,7 @@ def suggest_changes(before: CapacityPlan) -> list[PlanChange]:
     """
     if before.fits:
         return []
-    options = _change_options(before.run, before.request.gpus)
+    options = _change_options(before)
     single_changes = [change for values in options if (change := _first_sufficient(before, {}, values)) is not None]
     if single_changes:
         return single_changes
@@ -106,13 +106,14 @@ def _try_change(before: CapacityPlan, keys: Keys) -> PlanChange | None:
     return PlanChange(keys, before.request.gpus, changed) if changed.fits else None
 
 
-def _change_options(run: RunSettings, gpus: int) -> Iterator[Sequence[Keys]]:
+def _change_options(before: CapacityPlan) -> Iterator[Sequence[Keys]]:
     """Yield groups of recipe keys with the values to try, the mildest first."""
+    run, gpus = before.run, before.request.gpus
     tokens, training = run.training.tokens_per_micro_batch, run.training
     yield _key_values("training.tokens_per_micro_batch", _halves(tokens, MIN_TOKENS))
     yield _key_values("training.offload_optimizer", [] if training.offload_optimizer else [True])
     if training.ranks > 1:
-        yield _key_values("training.shard", [not training.shard])
+        yield _key_values("training.shard", [] if before.quantized else [not training.shard])
         yield _separate_placements(run)
         yield _more_ranks(run, gpus)
     rows = getattr(run.engine, "max_batch_size", 0)
@@ -130,7 +131,17 @@ def _change_options(run: RunSettings, gpus: int) -> Iterator[Sequence[Keys]]:
             yield _key_values(f"models.{name}.dtype", ["bfloat16"] if model.dtype == "float32" else [])
     for name, policy in run.policies.items():
         yield _key_values(f"policies.{name}.train", ["lora"] if policy.train == "full" else [])
+    yield from _quantizations(before)
     yield _key_values("engine.kind", ["vllm"] if gpus > 1 and not run.engine.separate_weights else [])
+
+
+def _quantizations(before: CapacityPlan) -> Iterator[Sequence[Keys]]:
+    """Yield the quantization of each local model whose base is frozen, whole on each rank and not yet quantized."""
+    run = before.run
+    for name, model in run.models.items():
+        full = any(policy.train == "full" for policy in run.policies.values() if policy.model == name)
+        if model.endpoint is None and not full and not run.training.shard and name not in before.quantized:
+            yield _key_values(f"models.{name}.quantization", ["nf4"])
 
 
 def _key_values(key: str, values: Iterable[object]) -> list[Keys]:
@@ -164,8 +175,8 @@ def _halves(value: int, least: int) -> Iterator[int]:
 def _first_sufficient(before: CapacityPlan, base_keys: Keys, values: Sequence[Keys]) -> PlanChange | None:
     """Return the first sufficient change; None if no value suffices."""
     for keys in values:
-        changed = _plan_changed(before.run, {**base_keys, **keys}, before.request)
-        if changed.fits:
+        changed = _plan_valid(before, {**base_keys, **keys})
+        if changed is not None and changed.fits:
             return PlanChange({**base_keys, **keys}, before.request.gpus, changed)
     return None
 
@@ -177,14 +188,14 @@ def _combine_changes(before: CapacityPlan) -> PlanChange | None:
     """
     chosen: dict[str, object] = {}
     excess = _min_excess(before)
-    for values in _change_options(before.run, before.request.gpus):
+    for values in _change_options(before):
         if not values:
             continue
         change = _first_sufficient(before, chosen, values)
         if change is not None:
             return _drop_unneeded(before, change)
-        remaining = _min_excess(_plan_changed(before.run, {**chosen, **values[-1]}, before.request))
-        if remaining <= excess:
+        stronger = _plan_valid(before, {**chosen, **values[-1]})
+        if stronger is not None and (remaining := _min_excess(stronger)) <= excess:
             chosen, excess = {**chosen, **values[-1]}, remaining
     return None
 
@@ -215,6 +226,14 @@ def _more_gpus(before: CapacityPlan) -> PlanChange | None:
         if change is not None:
             return change
     return None
+
+
+def _plan_valid(before: CapacityPlan, keys: Keys) -> CapacityPlan | None:
+    """Return the plan of the changed recipe; None if its keys exclude each other."""
+    try:
+        return _plan_changed(before.run, keys, before.request)
+    except UserError:
+        return None
 
 
 def _plan_changed(run: RunSettings, keys: Keys, request: PlanRequest) -> CapacityPlan:

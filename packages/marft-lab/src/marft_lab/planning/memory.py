@@ -122,6 +122,10 @@ class PlanContext:
         """Return the precision of a model on the card."""
         return Precision.from_settings(self.run.models[model], self.card)
 
+    def is_quantized(self, model: str) -> bool:
+        """Return whether a model's layers have 4-bit weights."""
+        return self.precision(model).quantized_bits(self.shapes[model]) > 0
+
     def sampling_precision(self, weights: SampledWeights) -> Precision:
         """Return the sampling precision; fully trained weights use their compute precision."""
         precision = self.precision(weights.model)
@@ -234,11 +238,21 @@ def _gathered_parts(
 def _weight_parts(context: PlanContext, model: str, shares: int) -> list[MemoryComponent]:
     shape, precision = context.shapes[model], context.precision(model)
     suffix = f", a part of {shares}" if shares > 1 else ""
+    if bits := precision.quantized_bits(shape):
+        suffix = f", {bits:.3g} bits in its layers"
     parts = [MemoryComponent(f"weights of {model}{suffix}", precision.weight_bytes(shape) / shares)]
+    if bits:
+        parts.append(MemoryComponent(f"dequantized layer of {model}", dequantized_bytes(shape, precision)))
     full = any(policy.train == "full" for policy in context.workload.policies_on(model))
     if full and precision.computes_in_float32:
         parts.append(MemoryComponent(f"{model} in float32, for KL", FLOAT_BYTES * shape.parameters / shares))
     return parts
+
+
+def dequantized_bytes(shape: ModelSizes, precision: Precision) -> float:
+    """Return the bytes of dequantized matrices at a time: one layer's feed-forward on a CPU, else one matrix."""
+    matrix = shape.hidden_size * shape.intermediate_size
+    return float(precision.bytes_per_element * matrix * (3 if precision.on_cpu else 1))
 
 
 def _policy_parts(
@@ -423,7 +437,11 @@ def engine_bytes(context: PlanContext, sampled: SampledWeights) -> EngineBytes:
     slots = 0 if sampled.fully_trained else sum(_policy_parameters(context, policy) for policy in sampled.policies)
     cache = precision.bytes_per_element * float(shape.cache_elements())
     if context.run.engine.device_memory_share:
-        return EngineBytes(float(precision.bytes_per_element * (shape.parameters + slots)), cache)
+        weights = precision.weight_bytes(shape) if precision.quantized_bits(shape) else None
+        return EngineBytes(
+            float(precision.bytes_per_element * slots + (weights or precision.bytes_per_element * shape.parameters)),
+            cache,
+        )
     return EngineBytes(precision.weight_bytes(shape) + FLOAT_BYTES * slots, cache)
 
 
@@ -455,6 +473,9 @@ def sampler_memory(
     weights, token = engine_bytes(context, sampled)
     if not context.run.engine.device_memory_share:
         engine_parts = [MemoryComponent(f"weights of {sampled.name}", weights), *local_engine_parts(context, sampled)]
+        if context.is_quantized(sampled.model):
+            layer = dequantized_bytes(context.shapes[sampled.model], context.sampling_precision(sampled))
+            engine_parts.append(MemoryComponent(f"dequantized layer of {sampled.name}", layer))
         engine_parts += [
             MemoryComponent("Python", PYTHON_BYTES, on_host=True),
             *([] if context.card.is_cpu else [MemoryComponent("CUDA", CUDA_CONTEXT_BYTES)]),

@@ -113,12 +113,18 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class CapacityPlan:
-    """Capacity plan of a recipe; ``splits`` are ordered by the number of sampling GPUs."""
+    """Capacity plan of a recipe.
+
+    Args:
+        splits: splits of the GPUs, ordered by the number of sampling GPUs.
+        quantized: models with 4-bit weights.
+    """
 
     run: RunSettings
     request: PlanRequest
     workload: StepWorkload
     splits: tuple[Split, ...]
+    quantized: frozenset[str] = frozenset()
 
     @property
     def best(self) -> Split:
@@ -173,6 +179,7 @@ def make_plan(run: RunSettings, request: PlanRequest) -> CapacityPlan:
         request,
         context.workload,
         tuple(_plan_split(context, request, count, lag) for count in _sampling_counts(run, request.gpus)),
+        frozenset(filter(context.is_quantized, shapes)),
     )
 
 
@@ -204,7 +211,8 @@ def _plan_split(context: PlanContext, request: PlanRequest, sampling_gpus: int, 
     limit = request.card.memory * (1 - HEADROOM)
     placement = RankPlacement.from_run(context.run, ranks, context.run.training.shard)
     processes = _plan_processes(context, placement, sampling_gpus, limit)
-    if configured == 1 and ranks > 1 and not all(process.fits for process in processes):
+    can_shard = not any(context.is_quantized(model) for model in context.shapes)
+    if configured == 1 and ranks > 1 and can_shard and not all(process.fits for process in processes):
         sharded = RankPlacement.from_run(context.run, ranks, shard=True)
         sharded_processes = _plan_processes(context, sharded, sampling_gpus, limit)
         if all(process.fits for process in sharded_processes):

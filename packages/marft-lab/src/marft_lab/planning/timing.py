@@ -45,6 +45,7 @@ class Efficiencies:
     captured: float = 0.06e-3  # minimum seconds per layer with captured graphs (vLLM's default); an assumption
     iteration: float = 2e-3  # seconds per engine step besides its layers; an assumption
     cpu_launch: float = 0.15e-3  # seconds per layer on a CPU; an assumption
+    cpu_dequantize: float = 0.3e9  # weights per second dequantized on a CPU (benchmarks/results/qlora.md)
 
     def rate(self, peak: float, bandwidth: float) -> float:
         """Return the operations per second of a model's layers, forward or backward.
@@ -110,6 +111,21 @@ def training_operations(shape: ModelSizes, policy: PolicyWorkload, gradient_chec
         checkpointing=gradient_checkpointing,
         half_products=halves,
     )
+
+
+def dequantize_seconds(context: PlanContext, model: str, reached: Efficiencies) -> float:
+    """Return the seconds to dequantize all layers of a model once; 0 for an unquantized model.
+
+    A GPU reads the packed weights and writes the dequantized weights. A product then reads these as usual.
+    """
+    shape, precision, card = context.shapes[model], context.precision(model), context.card
+    bits = precision.quantized_bits(shape)
+    if not bits:
+        return 0.0
+    if card.is_cpu:
+        return shape.matrix_parameters / reached.cpu_dequantize
+    moved = shape.matrix_parameters * (bits / 8 + precision.bytes_per_element)
+    return moved / (card.bandwidth * reached.bandwidth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +222,8 @@ def _model_seconds(
         rate = ranks * reached.rate(precision.flops_per_second(context.card), context.card.bandwidth)
         batches = policy.tokens / ranks / micro_batch_tokens(context, [policy], ranks)
         gathered = batches * _gather_seconds(context, reached, placement, policy)
-        scoring = max(forward_operations / rate, gathered)
+        dequantized = batches * dequantize_seconds(context, model, reached)
+        scoring = max(forward_operations / rate, gathered) + dequantized
         if algorithm.critic.kind != "none":
             share = 1.0 if algorithm.level == "token" else policy.lengths.prompt / policy.lengths.row_tokens
             critic += share * scoring
@@ -229,7 +246,8 @@ def _model_seconds(
         launches = 3 * batches * shape.layers * (reached.cpu_launch if context.card.is_cpu else reached.launch)
         # weights are gathered for forward and backward; gradients of fully trained weights are scattered afterwards
         exchange = gathered * (3 if policy.train == "full" else 2)
-        update += algorithm.epochs * max(operations / rate, launches, exchange)
+        passes = 2 + gradient_checkpointing  # forward, backward and recomputed forward
+        update += algorithm.epochs * (max(operations / rate, launches, exchange) + passes * dequantized)
     return {
         "critic": critic,
         "scores of the base": base,
@@ -330,9 +348,12 @@ def _engine_speed(context: PlanContext, sampled: SampledWeights, group: int, rea
     weights, token = engine_bytes(context, sampled)
     if not context.run.engine.separate_weights:
         weights = precision.weight_bytes(shape)
+    iteration = 0.0 if card.is_cpu else reached.iteration
+    if context.is_quantized(sampled.model) and not context.run.engine.device_memory_share:
+        weights = precision.unquantized_bytes(shape)  # read by the products, after dequantization
+        iteration += dequantize_seconds(context, sampled.model, reached)
     launch_seconds = reached.cpu_launch if card.is_cpu else reached.launch
     launch = reached.captured if uses_fixed_share(context) else launch_seconds
-    iteration = 0.0 if card.is_cpu else reached.iteration
     return EngineSpeed(
         shape, weights, token, precision.flops_per_second(card) * group, card.bandwidth * group, launch, iteration
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from marft.common.errors import UserError
 from marft.config.models import ModelSettings
 from marft.config.settings import did_you_mean
-from marft.models.model_sizes import ModelSizes
+from marft.models.model_sizes import ModelSizes, nf4_bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +95,9 @@ def find_device_spec(name: str) -> DeviceSpec:
 class Precision:
     """Storage and compute precision for a model's base weights on a device."""
 
-    is_half: bool  # whether the weights of the layers are bfloat16
+    is_half: bool  # whether the weights of the layers are bfloat16, or are dequantized to it
     on_cpu: bool
+    layer_bits: float = 0.0  # bits per layer weight that the recipe quantizes to; 0: as in the checkpoint
 
     @staticmethod
     def from_settings(model: ModelSettings, spec: DeviceSpec) -> Precision:
@@ -104,7 +105,12 @@ class Precision:
 
         ``"auto"`` is float32 on a CPU and bfloat16 on a GPU (:func:`marft.models.loader.pick_dtype`).
         """
-        return Precision(model.dtype == "bfloat16" or (model.dtype == "auto" and not spec.is_cpu), spec.is_cpu)
+        layer_bits = 0.0
+        if model.quantization == "nf4":
+            layer_bits = nf4_bits(model.quantization_block_size, model.double_quantization)
+        return Precision(
+            model.dtype == "bfloat16" or (model.dtype == "auto" and not spec.is_cpu), spec.is_cpu, layer_bits
+        )
 
     @property
     def bytes_per_element(self) -> int:
@@ -125,6 +131,18 @@ class Precision:
         On a CPU, the embeddings, head, norms and biases of a half-precision model are float32
         (:mod:`marft.models.half_precision`).
         """
+        if bits := self.quantized_bits(shape):
+            return bits / 8 * shape.matrix_parameters + self.bytes_per_element * (
+                shape.parameters - shape.matrix_parameters
+            )
+        return self.unquantized_bytes(shape)
+
+    def quantized_bits(self, shape: ModelSizes) -> float:
+        """Return the bits per layer weight of a quantized base, constants included; 0 for an unquantized base."""
+        return self.layer_bits or shape.layer_bits
+
+    def unquantized_bytes(self, shape: ModelSizes) -> float:
+        """Return the bytes of a base model's weights without quantization."""
         if not self.is_half:
             return 4.0 * shape.parameters
         if not self.on_cpu:

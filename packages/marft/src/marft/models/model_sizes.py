@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ class ModelSizes:
     feed_forward_bias: bool = False
     head_norms: bool = False  # Qwen3's query and key norms
     max_context: int = field(default=0, compare=False)  # maximum context length, in tokens; 0: unknown
+    layer_bits: float = field(default=0.0, compare=False)  # bits per layer weight of a packed checkpoint; 0: unpacked
 
     @property
     def query_dim(self) -> int:
@@ -157,9 +158,39 @@ def parse_sizes(table: Mapping[str, Any], source: str) -> ModelSizes:
             feed_forward_bias=bool(table.get("mlp_bias", False)),
             head_norms=kind == "qwen3",
             max_context=int(table.get("max_position_embeddings") or 0),
+            layer_bits=_packed_bits(table.get("quantization_config")),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{source}: {error} is missing or no number; it is no whole config.json") from error
+
+
+def _packed_bits(quantization: object) -> float:
+    """Return the bits per layer weight of a GPTQ, AWQ or bitsandbytes checkpoint; 0 for other checkpoints."""
+    if not isinstance(quantization, Mapping):
+        return 0.0
+    if quantization.get("quant_method") in ("gptq", "awq"):
+        return packed_bits(int(quantization.get("group_size") or 0))
+    if quantization.get("load_in_4bit"):
+        return nf4_bits(64, bool(quantization.get("bnb_4bit_use_double_quant")))
+    return 0.0
+
+
+def packed_bits(group: int) -> float:
+    """Return the bits per weight of a GPTQ or AWQ layer: 4, and a group's float16 scale and 8-bit zero.
+
+    >>> packed_bits(128)
+    4.1875
+    """
+    return 4.0 + (24 / group if group > 0 else 0.0)
+
+
+def nf4_bits(block: int, double_quantization: bool) -> float:
+    """Return the bits per weight in NF4: 4, and a block's float32 magnitude, or 8 bits with 256 in a second block.
+
+    >>> nf4_bits(64, False), round(nf4_bits(64, True), 3)
+    (4.5, 4.127)
+    """
+    return 4.0 + (8 + 32 / 256 if double_quantization else 32) / block
 
 
 # common models: sizes from their Hugging Face configurations, if no config.json is on disk
@@ -214,7 +245,9 @@ COMMON_MODELS = {
 
 
 def find_common_sizes(model: str) -> ModelSizes | None:
-    """Return the sizes of a common model by its Hugging Face name, ignoring suffixes for fine-tuning or quantization.
+    """Return the sizes of a common model by its Hugging Face name, ignoring suffixes for fine-tuning.
+
+    A name with GPTQ or AWQ is a packed checkpoint, with 128 weights per group.
 
     >>> find_common_sizes("Qwen/Qwen2.5-Coder-3B-Instruct") == find_common_sizes("qwen2.5-3b")
     True
@@ -225,7 +258,10 @@ def find_common_sizes(model: str) -> ModelSizes | None:
     name = re.sub(r"^(qwen2\.5)-(coder|math)-", r"\1-", name)
     name = re.sub(r"^llama-3\.[13]-", "llama-3-", name)
     match = re.match(r"(.+?-\d+(\.\d+)?[bm])(?![a-z0-9])", name)
-    return COMMON_MODELS.get(match.group(1)) if match else None
+    sizes = COMMON_MODELS.get(match.group(1)) if match else None
+    if sizes is not None and re.search(r"-(gptq|awq)\b", name):
+        return replace(sizes, layer_bits=packed_bits(128))
+    return sizes
 
 
 def find_sizes(name: str, model: ModelSettings, config_path: Path | None = None) -> ModelSizes:
