@@ -23,7 +23,7 @@ INSTALLED := $(VENV)/.installed
 CORE_VENV ?= .venv-core
 unexport PYTHONDONTWRITEBYTECODE # hundreds of processes would compile what they import, each for itself
 
-.PHONY: demo demo-quick wheels real test test-core test-slow test-vllm gpu docs mutants mutants-sample golden golden-short nightly check lint types format install clean
+.PHONY: demo demo-quick wheels real templates test test-core test-slow test-vllm gpu docs mutants mutants-sample golden golden-short nightly check lint types format install clean
 
 install: $(INSTALLED)
 
@@ -48,10 +48,19 @@ real: install
 	$(BIN)/marft eval runs/sums --checkpoint base,last --tasks 80
 	$(BIN)/marft report runs/sums
 
+# Official chat templates for tests, out of TRL's wheel, which is not installed. Without a registry, their tests are skipped.
+TEMPLATES = build/templates/trl-1.16.0-py3-none-any.whl
+get_templates = -test -e $(TEMPLATES) || $(1)/pip download --quiet --no-deps --dest build/templates trl==1.16.0
+
+templates: install
+	$(call get_templates,$(BIN))
+
 test: install
+	$(call get_templates,$(BIN))
 	$(BIN)/pytest --numprocesses auto -m "not slow"
 
 test-core: $(CORE_VENV)/.core
+	$(call get_templates,$(CORE_VENV)/bin)
 	$(CORE_VENV)/bin/pytest --numprocesses auto -m "not slow" tests/marft packages/marft/src
 
 $(CORE_VENV)/.core: packages/marft/pyproject.toml constraints.txt
@@ -60,6 +69,7 @@ $(CORE_VENV)/.core: packages/marft/pyproject.toml constraints.txt
 	touch $@
 
 test-slow: install
+	$(call get_templates,$(BIN))
 	$(BIN)/pytest --numprocesses auto --dist loadfile -m slow tests
 
 test-vllm: install

@@ -47,9 +47,10 @@ from marft.common.types import (
 from marft.config.interfaces.channel import Message
 from marft.config.interfaces.engine import Weights
 from marft.config.interfaces.organization import Organization
-from marft.inference.tool_format import CallSyntax, ToolFormat
+from marft.inference.call_syntax import JsonSyntax
+from marft.inference.tool_format import ToolFormat
 
-CALL = CallSyntax("CALL", "name", "arguments")
+CALL = JsonSyntax("CALL")
 
 
 class FakeRenderer:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from marft.agents.answers import find_statement
 from marft.agents.memories.notes import NoteList
-from marft.inference.tool_format import MAX_PARSE_ERRORS, CallSyntax
+from marft.inference.call_syntax import MAX_PARSE_ERRORS, JsonSyntax
 from marft.rewards.quantities import parse_quantities
 from marft.rewards.text_match import extract_number
 from marft_envs.code import problems
@@ -24,7 +24,7 @@ from marft_envs.instructions.texts import split_sentences
 MANY = 20_000
 SECONDS = 0.5  # which any of these took several times over, or minutes, while its pattern tried every way
 F = "detectable_format:"
-CALLS = CallSyntax("<tool_call>", "name", "arguments")
+CALLS = JsonSyntax("<tool_call>")
 
 
 def follows(name: str, **parameters: int) -> Callable[[str], object]:

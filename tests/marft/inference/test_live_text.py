@@ -22,6 +22,7 @@ from marft.config.models import ModelSettings
 from marft.inference.chat_messages import ChatFormat
 from marft.inference.detokenizer import StopStringChecker, detokenizer_factory
 from marft.inference.renderer import ChatRenderer
+from marft.models.control_tokens import decode_text
 from marft.models.tokenizer_format import load_tokenizer
 from tests import chat_families, templates
 from tests.marft.inference.test_messages import format_of
@@ -80,7 +81,7 @@ def named(name: str) -> ChatFormat:
 def decoded(format: ChatFormat, ids: list[int]) -> str:
     """As an engine decodes what it has sampled."""
     ended = bool(ids) and ids[-1] in format.stop_ids
-    return str(format.tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=True))
+    return decode_text(format.tokenizer, ids[:-1] if ended else ids)
 
 
 def sampled(format: ChatFormat, ids: list[int], stops: tuple[str | StopString, ...]) -> list[int]:

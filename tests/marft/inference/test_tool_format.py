@@ -16,7 +16,8 @@ from transformers import AddedToken, PreTrainedTokenizerBase
 
 from marft.common.types import Tool, ToolCall
 from marft.inference.chat_messages import ChatFormat
-from marft.inference.tool_format import CallSyntax, ToolFormat, build_tool_call
+from marft.inference.call_syntax import JsonSyntax, build_tool_call
+from marft.inference.tool_format import ToolFormat
 from marft.models import chat_templates as other_process
 from tests import templates
 from tests.nights import BY_NIGHT, MANY
@@ -63,19 +64,19 @@ def turn(format_: ToolFormat, text: str, ended: bool = True) -> np.ndarray:
 @pytest.mark.parametrize(
     ("template", "syntax", "text"),
     [
-        (templates.HERMES, CallSyntax("<tool_call>", "name", "arguments"), "Well.\n<tool_call>\n{call}\n</tool_call>"),
-        (templates.BARE, CallSyntax("", "name", "parameters"), ' {"name": "add", "parameters": {"a": 1, "b": 2}}'),
-        (templates.LIST, CallSyntax("[TOOL_CALLS]", "name", "arguments"), "[TOOL_CALLS] [{call}]"),
+        (templates.HERMES, JsonSyntax("<tool_call>"), "Well.\n<tool_call>\n{call}\n</tool_call>"),
+        (templates.BARE, JsonSyntax("", arguments_key="parameters"), ' {"name": "add", "parameters": {"a": 1, "b": 2}}'),
+        (templates.LIST, JsonSyntax("[TOOL_CALLS]"), "[TOOL_CALLS] [{call}]"),
         (
             templates.THINKS,
-            CallSyntax("<tool_call>", "name", "arguments"),
+            JsonSyntax("<tool_call>"),
             "<think>\n</think>\n<tool_call>{call}</tool_call>",
         ),
-        (templates.THOUGHTLESS, CallSyntax("<tool_call>", "name", "arguments"), "<tool_call>{call}</tool_call>"),
+        (templates.THOUGHTLESS, JsonSyntax("<tool_call>"), "<tool_call>{call}</tool_call>"),
     ],
 )
 def test_the_format_is_read_off_the_template(
-    tiny_tokenizer: PreTrainedTokenizerBase, template: str, syntax: CallSyntax, text: str
+    tiny_tokenizer: PreTrainedTokenizerBase, template: str, syntax: JsonSyntax, text: str
 ) -> None:
     found = format_of(tiny_tokenizer, template)
     assert found.syntax == syntax
@@ -125,8 +126,8 @@ def test_what_a_tool_says_never_becomes_a_control_token(tiny_tokenizer: PreTrain
     ("template", "why"),
     [
         (None, "leaves tools out"),
-        (templates.NO_ANSWERS, "cannot render tools and their answers"),
-        (templates.TAGS, "does not write calls as JSON"),
+        (templates.NO_ANSWERS, "cannot show what tools answered"),
+        (templates.TAGS.replace("<parameter=", "<argument="), "writes calls in no known syntax"),
         (
             templates.HERMES.replace("{{ tool | tojson }}", "{{ raise_exception('no') }}"),
             "cannot render tools and their",
@@ -178,13 +179,13 @@ def test_a_response_template_that_comes_to_no_end_loses_its_call_alone(
 
 def test_a_marker_inside_the_arguments_is_part_of_them() -> None:
     inner = '{"name": "python", "arguments": {"code": "print(\'<tool_call>{}\')"}}'
-    assert [c.name for c in CallSyntax("<tool_call>", "name", "arguments").parse_calls(f"<tool_call>{inner} then")] == [
+    assert [c.name for c in JsonSyntax("<tool_call>").parse_calls(f"<tool_call>{inner} then")] == [
         "python"
     ]
 
 
 def test_an_answer_that_is_json_is_no_call() -> None:
-    assert CallSyntax("", "name", "parameters").parse_calls('{"name": "Ann", "age": 3}') == []
+    assert JsonSyntax("", arguments_key="parameters").parse_calls('{"name": "Ann", "age": 3}') == []
 
 
 @pytest.mark.parametrize("inside", ['"\\ud800"', "[" * 300 + "]" * 300, "[" * 900 + "]" * 900, '"\\u0000"', "NaN"])
@@ -270,7 +271,7 @@ def test_a_call_after_the_python_tag_is_a_call(tiny_tokenizer: PreTrainedTokeniz
     other = copy.deepcopy(tiny_tokenizer)
     other.add_tokens([AddedToken("<|python_tag|>", special=special, normalized=False)])
     found = format_of(other, templates.BARE)
-    assert found.syntax == CallSyntax("", "name", "parameters", "<|python_tag|>")
+    assert found.syntax == JsonSyntax("", arguments_key="parameters", optional_tag="<|python_tag|>")
     call = '{"name": "add", "parameters": {"a": 1}}'
     for text in (f"<|python_tag|>{call}", f"\n<|python_tag|> {call}", call):
         assert found.parse_calls(turn(found, text), ()) == [ToolCall("add", '{"a": 1}')]
@@ -296,7 +297,7 @@ GARBAGE = st.lists(st.one_of(WORDS, st.text(max_size=8)), max_size=12).map("".jo
 @BY_NIGHT
 def test_ten_thousand_malformed_calls_are_read_or_refused(texts: list[str]) -> None:
     """Whatever is written, each call comes back whole: a name that can be stored, or an error that says why."""
-    for syntax in (CallSyntax("<tool_call>", "name", "arguments"), CallSyntax("", "name", "parameters")):
+    for syntax in (JsonSyntax("<tool_call>"), JsonSyntax("", arguments_key="parameters")):
         for text in texts:
             for call in syntax.parse_calls(text):
                 (call.name + call.arguments + call.output).encode()

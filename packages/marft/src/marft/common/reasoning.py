@@ -8,6 +8,7 @@ from dataclasses import dataclass
 THINK_START, THINK_END = "<think>", "</think>"
 # gpt-oss: each delimiter has several tokens
 CHANNEL_DELIMITERS = ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>")
+GEMMA_DELIMITERS = ("<|channel>thought", "<channel|>")  # Gemma 4: a token and a word, and a token
 # delimiters of reasoning by model family, used in our chat templates and in others
 DELIMITER_PAIRS = (
     (THINK_START, THINK_END),  # Qwen, DeepSeek, GLM, SmolLM, Nemotron, Hunyuan, …
@@ -19,10 +20,20 @@ DELIMITER_PAIRS = (
     ("<|START_THINKING|>", "<|END_THINKING|>"),  # Command
     ("<|begin_of_thought|>", "<|end_of_thought|>"),  # Sky-T1, OpenThinker
     ("◁think▷", "◁/think▷"),  # Kimi
+    ("<mm:think>", "</mm:think>"),  # MiniMax M3
+    GEMMA_DELIMITERS,
     CHANNEL_DELIMITERS,
 )
-# delimiters that a model may have as a single token
-DELIMITERS = frozenset(mark for family in DELIMITER_PAIRS if family != CHANNEL_DELIMITERS for mark in family)
+# delimiters that a model may have as a single token; Gemma's start of reasoning is a token and a word
+DELIMITERS = frozenset(mark for family in DELIMITER_PAIRS if family != CHANNEL_DELIMITERS for mark in family) | {
+    "<|channel>"
+}
+# end of a channel's message, with the header of the next one
+_CHANNEL_BREAK = re.compile(r"<\|end\|>(?:<\|start\|>assistant)?(?:<\|channel\|>\w+<\|message\|>)?")
+_CHANNEL_MESSAGE = re.compile(
+    r"<\|channel\|>(\w+)[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>(.*?)(?=<\|(?:end|call|return|start|channel)\|>|\Z)",
+    re.DOTALL,
+)
 _DELIMITER_PATTERN = re.compile(
     "|".join(re.escape(mark) for family in DELIMITER_PAIRS for mark in family), re.IGNORECASE
 )
@@ -42,7 +53,23 @@ def strip_delimiters(text: str) -> str:
     ('Hm.', 'Hm.')
     """
     begins, ends = find_delimiters(text)
-    return text.strip().removeprefix(begins).removesuffix(ends).strip()
+    return _CHANNEL_BREAK.sub("\n", text.strip().removeprefix(begins).removesuffix(ends)).strip()
+
+
+def split_reasoning(text: str) -> tuple[str, str]:
+    """Return a turn's reasoning without its delimiters, and its message.
+
+    >>> split_reasoning("<think>\\nHm.\\n</think>\\n\\nIt is 3.")
+    ('Hm.', 'It is 3.')
+    >>> split_reasoning("<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>It is 3.")
+    ('Hm.', 'It is 3.')
+    """
+    channels = _CHANNEL_MESSAGE.findall(text)
+    if channels:
+        parts = [[body for name, body in channels if (name == "analysis") == inside] for inside in (True, False)]
+        return "\n".join(parts[0]).strip(), "\n".join(parts[1]).strip()
+    size = measure_reasoning(text)
+    return strip_delimiters(text[:size]) if size else "", text[size:]
 
 
 def may_start_reasoning(text: str) -> bool:
@@ -103,7 +130,9 @@ def measure_reasoning(text: str, in_reasoning: bool = False) -> int:
     return len(text) if in_reasoning or text.lstrip().startswith(begins) else 0
 
 
-def measure_first_reasoning(text: str, in_reasoning: bool) -> int:
+def measure_first_reasoning(
+    text: str, in_reasoning: bool, delimiters: tuple[str, str] = (THINK_START, THINK_END)
+) -> int:
     """Return the length of reasoning at the start, up to the first closing delimiter.
 
     The text after it may contain more delimiters, for example in the arguments of a tool call.
@@ -113,16 +142,18 @@ def measure_first_reasoning(text: str, in_reasoning: bool) -> int:
 
     Args:
         in_reasoning: the text continues reasoning that the prompt began.
+        delimiters: the model's delimiters of reasoning.
     """
-    if not (in_reasoning or text.lstrip().startswith(THINK_START)):
+    begins, ends = delimiters
+    if not (in_reasoning or text.lstrip().startswith(begins)):
         return 0
-    end = text.find(THINK_END)
-    return len(text) if end < 0 else end + len(THINK_END)
+    end = text.find(ends)
+    return len(text) if end < 0 else end + len(ends)
 
 
-def ends_in_reasoning(text: str, in_reasoning: bool) -> bool:
+def ends_in_reasoning(text: str, in_reasoning: bool, delimiters: tuple[str, str] = (THINK_START, THINK_END)) -> bool:
     """Return True if a text ends inside reasoning."""
-    begins, ends = text.rfind(THINK_START), text.rfind(THINK_END)
+    begins, ends = map(text.rfind, delimiters)
     return in_reasoning if begins == ends else begins > ends
 
 
@@ -136,21 +167,25 @@ class StopString:
     Args:
         text: the string.
         in_reasoning: texts continue reasoning that the prompt began.
+        begins: start delimiter of reasoning.
+        ends: end delimiter of reasoning.
     """
 
     text: str
     in_reasoning: bool
+    begins: str = THINK_START
+    ends: str = THINK_END
 
     def find(self, text: str) -> int:
         """Return the first position outside reasoning, -1 if absent."""
         at, inside = 0, self.in_reasoning
         while True:
             if inside:
-                end = text.find(THINK_END, at)
+                end = text.find(self.ends, at)
                 if end < 0:
                     return -1
-                at = end + len(THINK_END)
-            position, begins = text.find(self.text, at), text.find(THINK_START, at)
+                at = end + len(self.ends)
+            position, begins = text.find(self.text, at), text.find(self.begins, at)
             if position < 0 or begins < 0 or position < begins:
                 return position
-            at, inside = begins + len(THINK_START), True
+            at, inside = begins + len(self.begins), True

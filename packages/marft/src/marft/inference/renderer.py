@@ -357,7 +357,11 @@ class ChatRenderer:
                 closing = ""
             closing = closing if any(map(str.isalpha, closing)) else ""
             skips_reasoning = closing and supports_reasoning(format)
-            self._call_ends[policy] = StopString(closing, starts_with_reasoning(format)) if skips_reasoning else closing
+            self._call_ends[policy] = (
+                StopString(closing, starts_with_reasoning(format), *reasoning_tags(format))
+                if skips_reasoning
+                else closing
+            )
         return self._call_ends[policy]
 
     def tool_response(
