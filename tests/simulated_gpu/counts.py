@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -75,6 +76,7 @@ class Counts:
 
 
 _scopes: list[Counts] = []
+_debug_mode = ["default"]
 _capturable = [0]
 _silent = [0]
 
@@ -132,6 +134,7 @@ def record_sync(what: str) -> None:
     if _silent[0]:
         return
     _refuse_in_capture(what)
+    _complain(what)
     for counts in _scopes:
         counts.add_sync(what)
 
@@ -141,6 +144,8 @@ def record_copy(direction: Direction, size: int, blocking: bool) -> None:
     if _silent[0]:
         return
     _refuse_in_capture(f"copy {direction}")
+    if blocking:
+        _complain(f"copy {direction}")
     for counts in _scopes:
         copies = counts.to_device if direction == "to device" else counts.to_host
         copies.number += 1
@@ -149,6 +154,20 @@ def record_copy(direction: Direction, size: int, blocking: bool) -> None:
         copies.lines[calling_line()] += 1
         if blocking:
             counts.add_sync(f"copy {direction}")
+
+
+def set_sync_debug_mode(mode: str) -> None:
+    """Set the reaction to synchronizations, as ``torch.cuda.set_sync_debug_mode``: default, warn or error."""
+    _debug_mode[0] = mode
+
+
+def _complain(what: str) -> None:
+    if _debug_mode[0] == "default":
+        return
+    text = f"called a synchronizing CUDA operation: {what} at {calling_line()}"
+    if _debug_mode[0] == "error":
+        raise RuntimeError(text)
+    warnings.warn(text, stacklevel=2)
 
 
 def _refuse_in_capture(what: str) -> None:

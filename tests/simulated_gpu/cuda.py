@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tests.simulated_gpu.counts import capturable, record_launch
+from tests.simulated_gpu.counts import capturable, record_launch, set_sync_debug_mode
 from tests.simulated_gpu.tensors import CPU, MEMORY, RECORDER, Recorder, synchronize
 
 TOTAL_MEMORY = 80 * 2**30
@@ -157,5 +157,6 @@ def replacements() -> dict[str, Any]:
         **dict.fromkeys(("current_stream", "default_stream"), _constant(_default_stream)),
         **dict.fromkeys(("stream", "device"), lambda *_: nullcontext()), "Stream": Stream, "Event": Event,
         "CUDAGraph": CUDAGraph, "graph": graph, "graph_pool_handle": _constant((0, 0)),
+        "set_sync_debug_mode": set_sync_debug_mode,
         "is_current_stream_capturing": lambda: bool(RECORDER),
     }  # fmt: skip

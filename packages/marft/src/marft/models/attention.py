@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, PreTrainedConfig
 
 from marft.common.errors import UserError
-from marft.models.devices import AutogradContext, is_on_cpu, to_device
+from marft.models.devices import AutogradContext, is_on_cpu, send_together, to_device
 from marft.models.recurrent_states import RecurrentStates
 
 MAX_GROWTH = 1024  # maximum number of tokens added to the capacity at a time
@@ -242,8 +242,8 @@ class PackedPlan:
             packed_from = np.zeros(sum(lengths) + padding, np.int64)  # → padded
             positions = np.flatnonzero(is_token)
             packed_from[padded_from[positions]] = positions
-            self.is_token, self.padded_from, self.packed_from = (
-                to_device(array, device) for array in (is_token, padded_from, packed_from)
+            self.is_token, self.padded_from, self.packed_from = send_together(
+                (is_token, padded_from, packed_from), device
             )
             self.in_rows = torch.arange(len(packed_from), device=device) < sum(lengths) if padding else None
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 FloatArray = npt.NDArray[np.float64]
 MAX_PACKED_BYTES = 2**28  # in one transfer of several tensors; a packed copy takes as much memory on both sides
+ALIGNMENT = 16  # bytes; where an array begins in a packed transfer
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # options of glibc's mallopt(3)
 
 
@@ -31,6 +32,26 @@ def to_device(values: npt.NDArray[np.generic], device: torch.device, dtype: torc
     """Copy an array to a device without waiting for the device."""
     tensor = torch.from_numpy(values)
     return tensor.to(device, dtype or tensor.dtype, non_blocking=True)
+
+
+def send_together(arrays: Sequence[npt.NDArray[np.generic]], device: torch.device) -> list[Tensor]:
+    """Copy arrays to a device as :func:`to_device`, in a single transfer.
+
+    >>> [tensor.tolist() for tensor in send_together([np.arange(3), np.array([True])], torch.device("cpu"))]
+    [[0, 1, 2], [True]]
+    """
+    if device.type == "cpu":
+        return [torch.from_numpy(array) for array in arrays]
+    hosts = [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
+    starts = np.cumsum([0, *(-(-host.nbytes // ALIGNMENT) * ALIGNMENT for host in hosts)])
+    packed = np.zeros(starts[-1], np.uint8)
+    for start, array in zip(starts, arrays, strict=False):
+        packed[start : start + array.nbytes] = np.frombuffer(array.tobytes(), np.uint8)
+    flat = to_device(packed, device)
+    return [
+        flat[start : start + host.nbytes].view(host.dtype).view(host.shape)
+        for start, host in zip(starts.tolist(), hosts, strict=False)
+    ]
 
 
 def read_tensors(tensors: Sequence[Tensor]) -> list[FloatArray]:

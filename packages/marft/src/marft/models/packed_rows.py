@@ -18,7 +18,7 @@ from torch import Tensor
 
 from marft.common.token_data import common_prefix_length
 from marft.common.types import TokenIds
-from marft.models.devices import to_device
+from marft.models.devices import send_together
 
 Span = tuple[int, int]  # start and stop key index
 T = TypeVar("T")
@@ -167,16 +167,16 @@ class PackedRows:
                 spans.append((policy, start, start + length))
             start += length
         padding = np.zeros(max(0, size - start), np.int64)
-        ids = to_device(np.concatenate([*rows, padding]).astype(np.int64), device)
-        positions = to_device(np.concatenate([*(np.arange(length) for length in lengths), padding]), device)
+        columns = np.concatenate([*rows, padding]), np.concatenate([*map(np.arange, lengths), padding])
+        ids, positions = send_together([column.astype(np.int64) for column in columns], device)
         return PackedRows(ids, positions, lengths, spans, size > 0)
 
     @staticmethod
     def from_tree(tree: PrefixTree, device: torch.device, size: int = 0) -> PackedRows:
         """Pack rows with shared prefixes; ``tree.token_indices`` gives the indices of their tokens."""
         padding = np.zeros(max(0, size - len(tree.ids)), np.int64)
-        ids = to_device(np.concatenate([tree.ids, padding]).astype(np.int64), device)
-        positions = to_device(np.concatenate([tree.positions, padding]), device)
+        columns = np.concatenate([tree.ids, padding]).astype(np.int64), np.concatenate([tree.positions, padding])
+        ids, positions = send_together(columns, device)
         lengths = [node.stop - node.start for node in tree.nodes]
         return PackedRows(ids, positions, lengths, tree.owner_spans(), size > 0, tree)
 

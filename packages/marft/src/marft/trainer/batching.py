@@ -14,7 +14,6 @@ from itertools import islice
 from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from marft.common import seeds
@@ -22,7 +21,7 @@ from marft.common.token_data import common_prefix_length
 from marft.common.types import Action, Episode, Normalization, Sample, TokenIds
 from marft.config.interfaces.credit import CreditOutput, Floats, Level, split_rows
 from marft.models.backbone import Backbone
-from marft.models.devices import to_device
+from marft.models.devices import send_together
 from marft.models.log_probs import PackedMasks
 from marft.models.packed_rows import PackedRows, PrefixTree, split_batches
 from marft.rewards.shaping import is_success
@@ -41,6 +40,7 @@ Aggregation = Literal["action-mean", "action-mean-of-sums", "token-mean", "const
 EPSILON = 1e-8
 SIZE_STEP = 64  # tokens; micro-batch sizes are rounded up to a multiple
 MAX_SIZE_RATIO = 1.25  # maximum size relative to the first sample, if that sample alone exceeds the limit
+INDICES = {"predict_from", "targets", "action_of"}  # columns of a micro-batch that are integers
 
 
 def build_sample(action: Action, level: Level = "action") -> Sample:
@@ -243,6 +243,11 @@ class Packing:
     sizes: Mapping[int, int] = field(default_factory=dict)
     bases: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def is_on_cpu(self) -> bool:
+        """True if a read from every backbone's device is free."""
+        return all(backbone.device.type == "cpu" for backbone in self.backbones.values())
+
     def ranks_of(self, policy: str, ranks: Ranks) -> Ranks | None:
         """Return the ranks that train a policy's base; None if this rank does not."""
         return ranks.on(self.bases.get(policy, ""))
@@ -371,29 +376,42 @@ def _pack(
     temperatures = [packing.temperatures[action.agent] for action in actions]
     plain = all(temperature == 1.0 for temperature in temperatures)
 
-    def tensor(values: np.ndarray, dtype: torch.dtype = torch.float32) -> Tensor:
-        return to_device(values, device, dtype)
-
+    columns = {
+        "predict_from": np.concatenate(positions),
+        "targets": np.concatenate(targets),
+        "temperatures": np.repeat(temperatures, 0 if plain else scored),
+        "engine_log_probs": np.concatenate([action.log_probs for action in actions]),
+        "base_log_probs": np.concatenate([fixed.base[action.key] for action in actions]) if fixed.base else np.empty(0),
+        "action_of": np.repeat(np.arange(len(actions)), counts),
+        "normalizers": np.array([sample.normalizer for sample in samples]),
+        "advantages": np.concatenate([sample.advantages for sample in samples]),
+        "unit_weights": unit_weights,
+        "log_factors": np.repeat([sample.log_factor for sample in samples], units),
+        "token_weights": np.repeat(token_weights, counts),
+        "nll_weights": np.repeat([batch_counts.nll_weight(sample) for sample in samples], counts),
+    }
+    arrays = [column.astype(np.int64 if name in INDICES else np.float32) for name, column in columns.items()]
+    sent = dict(zip(columns, send_together(arrays, device), strict=True))
     return MicroBatch(
         samples=tuple(samples),
         backbone=backbone,
         rows=rows,
-        predict_from=tensor(np.concatenate(positions), torch.long),
-        targets=tensor(np.concatenate(targets), torch.long),
-        temperatures=None if plain else tensor(np.repeat(temperatures, scored)),
+        predict_from=sent["predict_from"],
+        targets=sent["targets"],
+        temperatures=None if plain else sent["temperatures"],
         masks=PackedMasks.from_parts(
             [(action.masks, segment.masks[segment.scored]) for action, segment in segments], device
         ),
         chosen=ChoiceLayout.from_actions(actions, device),
-        engine_log_probs=tensor(np.concatenate([action.log_probs for action in actions])),
-        base_log_probs=tensor(np.concatenate([fixed.base[action.key] for action in actions])) if fixed.base else None,
-        action_of=tensor(np.repeat(np.arange(len(actions)), counts), torch.long),
-        normalizers=tensor(np.array([sample.normalizer for sample in samples])),
-        advantages=tensor(np.concatenate([sample.advantages for sample in samples])),
-        unit_weights=tensor(unit_weights),
-        log_factors=tensor(np.repeat([sample.log_factor for sample in samples], units)),
-        token_weights=tensor(np.repeat(token_weights, counts)),
-        nll_weights=tensor(np.repeat([batch_counts.nll_weight(sample) for sample in samples], counts)),
+        engine_log_probs=sent["engine_log_probs"],
+        base_log_probs=sent["base_log_probs"] if fixed.base else None,
+        action_of=sent["action_of"],
+        normalizers=sent["normalizers"],
+        advantages=sent["advantages"],
+        unit_weights=sent["unit_weights"],
+        log_factors=sent["log_factors"],
+        token_weights=sent["token_weights"],
+        nll_weights=sent["nll_weights"],
         teammate_text=(
             TeammateText.from_samples(
                 samples, _concat_by_action(actions, before), temperatures, batch_counts.teammate_tokens, device

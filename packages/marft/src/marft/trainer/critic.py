@@ -22,7 +22,7 @@ from marft.config.algorithm import CriticSettings
 from marft.config.interfaces.credit import Floats, Level, Values, flatten_actions, split_rows
 from marft.models.backbone import Backbone
 from marft.models.critic import ValueHead
-from marft.models.devices import read_tensors, to_device
+from marft.models.devices import copy_together, read_tensors, to_device
 from marft.models.packed_rows import PackedRows, split_batches
 from marft.trainer.ranks.interface import SINGLE_RANK, Ranks, merge_over_ranks, split_share, sum_over_ranks
 
@@ -233,7 +233,6 @@ class Critic:
         """Return the tensors for a checkpoint, without the optimizer state."""
         return {name: parameter.detach() for name, parameter in self.parameters().items()}
 
-    @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> bool:
         """Load the tensors of :meth:`state_dict` → success.
 
@@ -242,8 +241,7 @@ class Critic:
         parameters = self.parameters()
         if {name: tensor.shape for name, tensor in state.items()} != {name: p.shape for name, p in parameters.items()}:
             return False
-        for name, parameter in parameters.items():
-            parameter.copy_(state[name])
+        copy_together(parameters.values(), [state[name] for name in parameters])
         return True
 
     def _normalize_targets(self, values: Floats, targets: Floats) -> tuple[Floats, Floats]:

@@ -98,10 +98,15 @@ class Snapshot:
     @torch.no_grad()
     def take(self) -> None:
         """Copy the current state."""
+        copies: list[tuple[Tensor, Tensor]] = []
         self._copied = [
-            (self._copy_tensors(part, parameters), self._copy_tensors(part, optimizer_tensors(optimizer, parameters)))
+            (
+                self._buffers_of(part, parameters, copies),
+                self._buffers_of(part, optimizer_tensors(optimizer, parameters), copies),
+            )
             for part, parameters, optimizer in iterate_trained_parts(self._learner)
         ]
+        copy_together([buffer for buffer, _ in copies], [tensor for _, tensor in copies])
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -114,17 +119,18 @@ class Snapshot:
         for policy in self._learner.optimizers.values():
             policy.sync_weights()
 
-    def _copy_tensors(self, part: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copy ``tensors`` into their buffers; the names of Adam's tensors (``<parameter>.exp_avg``, …) match no
-        parameter.
+    def _buffers_of(
+        self, part: str, tensors: Mapping[str, Tensor], copies: list[tuple[Tensor, Tensor]]
+    ) -> dict[str, Tensor]:
+        """Return the buffers of ``tensors``, and add the copies to make.
+
+        The names of Adam's tensors (``<parameter>.exp_avg``, …) match no parameter.
         """
-        local = {name: local_shard(tensor) for name, tensor in tensors.items()}
-        for name, tensor in local.items():
+        for name, tensor in ((name, local_shard(tensor)) for name, tensor in tensors.items()):
             if (part, name) not in self._buffers:
                 self._buffers[part, name] = torch.empty_like(tensor, device="cpu")
-        copied = {name: self._buffers[part, name] for name in tensors}
-        copy_together(copied.values(), local.values())
-        return copied
+            copies.append((self._buffers[part, name], tensor))
+        return {name: self._buffers[part, name] for name in tensors}
 
 
 class NonFiniteGuard:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from marft.config.algorithm import OptimizerSettings
-from marft.models.devices import read_tensors
+from marft.models.devices import copy_together, read_tensors
 from marft.models.dtensors import full_tensor, local_shard, shard_like
 from marft.models.half_precision import MasterWeights
 
@@ -254,6 +254,8 @@ def restore_optimizer(
 
     A parameter without entries returns to its state before the first step.
     """
+    moments: list[Tensor] = []
+    values: list[Tensor] = []
     for name, parameter in parameters.items():
         prefix = f"{name}."
         state = {
@@ -263,10 +265,14 @@ def restore_optimizer(
         }
         optimizer.state.pop(parameter, None)
         if state:
+            sharded = {key: tensor if key == "step" else shard_like(tensor, parameter) for key, tensor in state.items()}
             optimizer.state[parameter] = {
-                key: tensor.clone() if key == "step" else shard_like(tensor, parameter).to(parameter.device).clone()
-                for key, tensor in state.items()
+                key: torch.empty_like(tensor, device=tensor.device if key == "step" else parameter.device)
+                for key, tensor in sharded.items()
             }
+            moments += map(local_shard, optimizer.state[parameter].values())
+            values += map(local_shard, sharded.values())
+    copy_together(moments, values)
 
 
 @torch.no_grad()

@@ -270,8 +270,8 @@ class PolicyUpdater:
         """Process one global minibatch: accumulate its gradient over micro-batches, then update its policies.
 
         Return False if the KL exceeds the limit; then no optimizer step is taken. The KL covers the whole minibatch and
-        is known before the optimizer step. With a single micro-batch it is known before the backward pass, which is
-        then skipped.
+        is known before the optimizer step. With a single micro-batch on a CPU it is known before the backward pass,
+        which is then skipped.
 
         Args:
             samples: samples of the minibatch.
@@ -289,13 +289,14 @@ class PolicyUpdater:
         step_metrics = MetricAccumulator()  # merged only if an optimizer step follows
         deferred = DeferredReads()
         padded = self.packing.pad_to_ranks(batches, policies, self.ranks)
-        is_single_batch = max(self.ranks.gather(len(padded))) <= 1
+        # on a GPU, an early read would cost more than a backward pass in vain
+        reads_early = self.settings.kl_stop > 0 and max(self.ranks.gather(len(padded))) <= 1 and self.packing.is_on_cpu
         # a rank without any still takes part in the exchange of the KL
         passes: list[MicroBatch | IdleBatch | None] = [*padded] or [None]
         for batch in passes:
             idle = batch.forward() if isinstance(batch, IdleBatch) else None  # before any collective, as on other ranks
             forward = self._forward(batch, is_first_epoch, kl, deferred) if isinstance(batch, MicroBatch) else None
-            if is_single_batch and self.settings.kl_stop:
+            if reads_early:
                 deferred.read_pending()
                 if self._exceeds_kl_stop(kl):
                     self._share_old_scores(own_samples)
