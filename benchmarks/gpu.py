@@ -11,11 +11,17 @@ The script runs from source: the machine needs Python 3.11, torch, transformers,
 What else is missing comes from wheels, collected elsewhere with ``--collect-wheels`` (by default in ``build/wheels``).
 
 Each stage is a process of its own with a time limit, and all stages together have ``--budget`` seconds. Results are
-written whenever a stage reports one, so a killed run keeps them. Stages: ``tests`` (the tests of a GPU), ``demo-0`` to
-``demo-2`` (does the demo learn as on a CPU), ``parity`` (log-probabilities and gradients of SmolLM2's shape against the
-CPU's), ``speed`` (a team on Qwen2.5-3B's shape, beside ``marft plan``) and ``launches`` (kernels of a step, and the
-share of time the GPU works). Exits with status 1 if a stage failed. Writes results/gpu/<machine>.json and .md, and the
-same with a log to the folder that the variable OUT names.
+written whenever a stage reports one, so a killed run keeps them, and later runs of other stages add to them:
+
+- ``tests``: the tests of a GPU.
+- ``demo-0`` to ``demo-2``: does the demo learn as on a CPU?
+- ``parity``: log-probabilities and gradients of SmolLM2's shape, against the CPU's.
+- ``speed``: a team on Qwen2.5-3B's shape, beside ``marft plan``.
+- ``launches``: kernels of a step, and the share of time the GPU works.
+- ``four-bits``: speed of the same team on a base in 4 bits, with bitsandbytes.
+
+Exits with status 1 if a stage failed. Writes results/gpu/<machine>.json and .md, and the same with a log to the folder
+that the variable OUT names.
 """
 
 from __future__ import annotations
@@ -106,6 +112,8 @@ def measure(arguments: argparse.Namespace, scratch: Path) -> int:
         print(f"no GPU here: {found['no_gpu']}. Run make gpu on a machine with a GPU, or try the script with: "
               "python benchmarks/gpu.py --device cpu")  # fmt: skip
         return NO_GPU
+    if "Exclusive" in found.get("driver", ""):  # the GPU takes one process at a time
+        runner.jobs = 1
     runner.on_change = lambda results: save(arguments, scratch, results)
     runner.on_change(runner.results)
     try:
@@ -127,11 +135,11 @@ def command(arguments: argparse.Namespace, scratch: Path, name: str, report: Pat
 
 def save(arguments: argparse.Namespace, scratch: Path, results: Mapping[str, Mapping[str, Any]]) -> str:
     """Write all results so far, and the log of all stages; return the table."""
-    rows = [found for name, found in results.items() if name.startswith("demo-")]
-    compared = demo.compare(rows)
-    text = table(results, compared)
     about = results["machine"].get("machine")
     name = name_of(about) if about else "unknown"
+    results = {**read_stages(arguments.results / f"{name}.json"), **results}
+    compared = demo.compare([found for stage, found in results.items() if stage.startswith("demo-")])
+    text = table(results, compared)
     folders = [arguments.results, *([Path(os.environ["OUT"])] if os.environ.get("OUT") else [])]
     for folder in folders if not arguments.reference else []:
         try:
@@ -146,6 +154,15 @@ def save(arguments: argparse.Namespace, scratch: Path, results: Mapping[str, Map
         except OSError as error:  # no space: the results are still printed at the end
             print(f"{folder}: {error.strerror}", file=sys.stderr)
     return text
+
+
+def read_stages(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the stages in a file of results; none if there is no such file."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return {stage.name: found[stage.name] for stage in (MACHINE, *STAGES) if stage.name in found}
 
 
 def save_reference(results: Mapping[str, Mapping[str, Any]]) -> int:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from accelerator.speed import decoding, synchronize, team_of
+from accelerator.speed import decoding, graphs_of, synchronize, team_of
 from accelerator.stage import Setting
 from accelerator.team import opened, play
 from marft.config.interfaces.schedule import Progress
@@ -24,37 +25,43 @@ def count_launches(setting: Setting) -> None:
     team = team_of(setting)
     run = team.recipe(team.checkpoint(setting), setting.torch_device)
     with opened(run, team.sizes.vocab_size) as rollouts:
-        with (
-            setting.part("decode"),
-            decoding(rollouts.models, 64, 32 if setting.small else 512, 2 * DECODE_STEPS + 2) as step,
-        ):
-            step()
-            setting.save(decode=profiled(lambda: [step() for _ in range(DECODE_STEPS)], DECODE_STEPS))
+        prompt, steps = 32 if setting.small else 512, 2 * DECODE_STEPS + 2
+        for mode, graphs in graphs_of(setting).items():
+            with setting.part(f"decode_{mode}"), decoding(rollouts.models, 64, prompt, steps, graphs()) as step:
+                step()
+                work = partial(_repeat, step, DECODE_STEPS)
+                setting.save(**{f"decode_{mode}": profiled(work, DECODE_STEPS, setting.device)})
         with setting.part("learn"):
             learner = Learner(run, rollouts.models)
             episodes = play(rollouts, 0, 2 if setting.small else EPISODES)
             learner.learn(episodes, Progress(0, 0))
-            setting.save(learn=profiled(lambda: learner.learn(episodes, Progress(1, 0)), 1))
+            setting.save(learn=profiled(lambda: learner.learn(episodes, Progress(1, 0)), 1, setting.device))
 
 
-def profiled(work: Callable[[], object], steps: int) -> dict[str, Any]:
+def _repeat(step: Callable[[], object], times: int) -> None:
+    for _ in range(times):
+        step()
+
+
+def profiled(work: Callable[[], object], steps: int, device: str) -> dict[str, Any]:
     """Run ``work`` without and with the profiler; return numbers per step.
 
-    The busy share is the time in which a kernel runs, over the seconds without the profiler. On a CPU, operations are
-    counted in place of kernels.
+    The busy share is the time in which a kernel or a copy runs, over the seconds without the profiler. Without a GPU,
+    operations are counted in place of kernels.
     """
     synchronize()
     began = time.perf_counter()
     work()
     synchronize()
     seconds = time.perf_counter() - began
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as profiler:
+    on_gpu = device == "cuda"
+    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as profiler:
         work()
         synchronize()
-    events = [event for event in profiler.events() or () if event.device_type == DeviceType.CUDA]
-    on_gpu = bool(events)
-    if not on_gpu:
-        events = [event for event in profiler.events() or () if event.cpu_parent is None]
+    events = [
+        event for event in profiler.events() or ()
+        if (event.device_type == DeviceType.CUDA if on_gpu else event.cpu_parent is None)
+    ]  # fmt: skip
     names, spent = Counter[str](), Counter[str]()
     for event in events:
         names[event.name] += 1

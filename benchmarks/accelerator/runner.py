@@ -135,7 +135,8 @@ class Runner:
     def _finish(self, running: Running, status: str) -> None:
         running.log.close()
         self.running.remove(running)
-        result: dict[str, Any] = {"status": status, "wall_seconds": round(time.monotonic() - running.began, 1)}
+        result: dict[str, Any] = {"status": status, "wall_seconds": round(time.monotonic() - running.began, 1),
+                                  "at": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())}  # fmt: skip
         running.read_at = 0.0
         result |= self._read(running)
         if status != "done":

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from marft.common.types import SamplingParams
 from marft.config import RunSettings
 from marft.config.interfaces.schedule import Progress
 from marft.inference.decoding import DecodeRequest, RunningBatch
+from marft.models.cuda_graphs import CudaGraphs, Graphs
 from marft.models.device_specs import DRIVER_NAMES, find_device_spec
 from marft.models.devices import device_name
 from marft.models.policy_registry import PolicyRegistry
@@ -34,21 +36,32 @@ def team_of(setting: Setting) -> Team:
     return Team("qwen2.5-3b", "qwen2", "bfloat16", 512, 128, 64, 16_384)
 
 
-def measure_speed(setting: Setting) -> None:
+def measure_speed(setting: Setting, quantization: str = "none") -> None:
     """Measure decoding steps by the number of rows, then whole training steps; save each result at once."""
-    team = team_of(setting)
+    if quantization != "none" and find_spec("bitsandbytes") is None:
+        setting.save(skipped="bitsandbytes is not installed")
+        return
+    team = replace(team_of(setting), quantization=quantization)
     setting.save(build_seconds=seconds_of(lambda: team.checkpoint(setting)))
     run = team.recipe(team.checkpoint(setting), setting.torch_device)
     with setting.part("plan"):
         setting.save(plan=predict(run, team, setting))
     with opened(run, team.sizes.vocab_size) as rollouts:
         for rows in ROWS[: 2 if setting.small else None]:
-            with setting.part(f"decode_{rows}"):
-                setting.save(
-                    **{f"decode_{rows}": measure_decoding(rollouts.models, rows, 32 if setting.small else 512)}
-                )
+            for mode, graphs in graphs_of(setting).items():
+                with setting.part(f"decode_{rows}_{mode}"):
+                    found = measure_decoding(rollouts.models, rows, 32 if setting.small else 512, graphs())
+                    setting.save(**{f"decode_{rows}_{mode}": {"mode": mode, **found}})
         with setting.part("step"):
             _measure_steps(setting, team, rollouts)
+
+
+def graphs_of(setting: Setting) -> Mapping[str, Callable[[], Graphs | None]]:
+    """Return the ways to decode: operation by operation, and on a GPU as CUDA graphs."""
+    ways: dict[str, Callable[[], Graphs | None]] = {"eager": lambda: None}
+    if setting.torch_device == "cuda":
+        ways["graphs"] = lambda: CudaGraphs(torch.device("cuda", 0))
+    return ways
 
 
 def synchronize() -> None:
@@ -58,10 +71,12 @@ def synchronize() -> None:
 
 
 @contextmanager
-def decoding(models: PolicyRegistry, rows: int, prompt: int, steps: int) -> Iterator[Callable[[], object]]:
+def decoding(
+    models: PolicyRegistry, rows: int, prompt: int, steps: int, graphs: Graphs | None
+) -> Iterator[Callable[[], object]]:
     """Prefill ``rows`` random prompts of both policies, and yield the function that runs the next decoding step."""
     base, random = models.base_models["base"], np.random.default_rng(0)
-    batch = RunningBatch(base, [], lambda: Detokenizer(lambda _: ""))
+    batch = RunningBatch(base, [], lambda: Detokenizer(lambda _: ""), graphs=graphs)
     adapters = [models.policies[ROLES[row % 2]].adapter for row in range(rows)]
     sampling, vocabulary = SamplingParams(max_new_tokens=steps + 2), len(base.head.weight)
     prompts = random.integers(1, vocabulary, (rows, prompt), np.int32)
@@ -78,12 +93,14 @@ def decoding(models: PolicyRegistry, rows: int, prompt: int, steps: int) -> Iter
         batch.reset()
 
 
-def measure_decoding(models: PolicyRegistry, rows: int, prompt: int) -> dict[str, float]:
+def measure_decoding(models: PolicyRegistry, rows: int, prompt: int, graphs: Graphs | None) -> dict[str, float]:
     """Return the median seconds of a decoding step and its tokens per second, after the prompts are cached."""
-    with decoding(models, rows, prompt, STEPS) as step:
-        step()
+    with decoding(models, rows, prompt, STEPS, graphs) as step:
+        first = seconds_of(step, synchronize)
         seconds = float(np.median([seconds_of(step, synchronize) for _ in range(STEPS)]))
-    return {"rows": rows, "seconds_per_step": seconds, "tokens_per_second": rows / seconds}
+    return {
+        "rows": rows, "seconds_per_step": seconds, "tokens_per_second": rows / seconds, "first_step_seconds": first
+    }  # fmt: skip
 
 
 def _measure_steps(setting: Setting, team: Team, rollouts: LocalRolloutRunner) -> None:

@@ -8,6 +8,8 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
@@ -26,6 +28,7 @@ STAGES = (
     Stage("parity", 120),
     Stage("speed", 150, alone=True),
     Stage("launches", 90, alone=True),
+    Stage("four-bits", 120, alone=True),
 )
 TESTS = ("tests/marft/trainer/test_gpu.py", "tests/marft_serve/test_vllm.py")
 SIMULATED_PYTEST = """\
@@ -41,13 +44,20 @@ PACKAGES = (
 
 
 def run_stage(name: str, setting: Setting) -> None:
-    """Run a stage in this process."""
+    """Run a stage in this process, which ends with its parent."""
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     if setting.device == SIMULATED:
         sys.path.insert(0, str(ROOT))
         with import_module("tests.simulated_gpu").simulated_gpu():
             _functions()[name](setting)
     else:
         _functions()[name](setting)
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
 
 
 def _functions() -> dict[str, Callable[[Setting], None]]:
@@ -59,6 +69,7 @@ def _functions() -> dict[str, Callable[[Setting], None]]:
         "parity": partial(_call, "parity", "compare_with_cpu"),
         "speed": partial(_call, "speed", "measure_speed"),
         "launches": partial(_call, "launches", "count_launches"),
+        "four-bits": partial(_call, "speed", "measure_speed", quantization="nf4"),
     }
 
 
@@ -84,10 +95,20 @@ def describe_machine(setting: Setting) -> None:
     setting.save(machine=machine.describe(), memory_gib=memory / 2**30, scratch_free_gib=free / 2**30)
     if setting.torch_device != "cuda":
         return
+    setting.save(driver=query_driver())
     properties = torch.cuda.get_device_properties(0)
     setting.save(gpu_memory_bytes=properties.total_memory, multiprocessors=properties.multi_processor_count)
     with setting.part("rates"):
         setting.save(rates=measure_rates(setting.small))
+
+
+def query_driver() -> str:
+    """Return the driver's version and the compute mode; "" without nvidia-smi."""
+    query = ["nvidia-smi", "--query-gpu=driver_version,compute_mode", "--format=csv,noheader"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True, check=False, timeout=20).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
 
 
 def measure_rates(small: bool) -> dict[str, float]:
@@ -114,7 +135,8 @@ def run_tests(setting: Setting) -> None:
     run = ["-c", SIMULATED_PYTEST] if setting.device == SIMULATED else ["-m", "pytest"]
     options = ["-p", "no:cacheprovider", "-vv", "-rfEs", "--tb=short"]
     done = subprocess.run(
-        [sys.executable, *run, *options, *TESTS], cwd=ROOT, env={**os.environ, "MARFT_GPU": setting.torch_device},
+        [sys.executable, *run, *options, *TESTS], cwd=ROOT,
+        env={**os.environ, "MARFT_GPU": setting.torch_device, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
     )  # fmt: skip
     print(done.stdout)

@@ -15,9 +15,10 @@ def table(results: Results, demo: Mapping[str, Any]) -> str:
         results: results of the stages, by name.
         demo: comparison of the demo with a CPU.
     """
-    return "\n".join([*_machine(results.get("machine", {})), "", *_stages(results), *_tests(results.get("tests", {})),
-                      *_demo(results, demo), *_parity(results.get("parity", {})), *_speed(results.get("speed", {})),
-                      *_launches(results.get("launches", {})), *_errors(results)]) + "\n"  # fmt: skip
+    lines = [*_machine(results.get("machine", {})), "", *_stages(results), *_tests(results.get("tests", {}))]
+    lines += [*_demo(results, demo), *_parity(results.get("parity", {})), *_speed(results.get("speed", {}))]
+    lines += [*_launches(results.get("launches", {})), *_speed(results.get("four-bits", {}), " on a base in 4 bits")]
+    return "\n".join([*lines, *_errors(results)]) + "\n"
 
 
 def _machine(found: Mapping[str, Any]) -> Iterator[str]:
@@ -74,16 +75,17 @@ def _parity(found: Mapping[str, Any]) -> Iterator[str]:
                f"| {engine:.1e} |")  # fmt: skip
 
 
-def _speed(found: Mapping[str, Any]) -> Iterator[str]:
+def _speed(found: Mapping[str, Any], title: str = "") -> Iterator[str]:
     decoded = [row for name, row in found.items() if name.startswith("decode_") and "rows" in row]
     if decoded:
-        yield from ("", "| decoding, rows | milliseconds per step | tokens/s |", "| ---: | ---: | ---: |")
+        yield from ("", "| decoding, rows | | milliseconds per step | tokens/s |", "| ---: | --- | ---: | ---: |")
     for row in decoded:
-        yield f"| {row['rows']} | {1e3 * row['seconds_per_step']:.2f} | {row['tokens_per_second']:,.0f} |"
+        speed = f"{1e3 * row['seconds_per_step']:.2f} | {row['tokens_per_second']:,.0f}"
+        yield f"| {row['rows']} | {row.get('mode', '')} | {speed} |"
     step, plan = found.get("step", {}), found.get("plan", {})
     if "sampling_seconds" not in step:
         return
-    yield from ("", f"A step of {step['episodes']} episodes, micro-batches of {step['micro_batch']} tokens:", "",
+    yield from ("", f"A step{title} of {step['episodes']} episodes, micro-batches of {step['micro_batch']} tokens:", "",
                 f"| | measured | marft plan ({plan.get('card', 'none')}) |", "| --- | ---: | ---: |")  # fmt: skip
     for name in ("sampling_seconds", "learning_seconds"):
         yield f"| {name.replace('_', ' ')} | {step[name]:.2f} | {plan.get(name, float('nan')):.2f} |"
@@ -96,7 +98,11 @@ def _speed(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _launches(found: Mapping[str, Any]) -> Iterator[str]:
-    rows = [(name, found[name]) for name in ("decode", "learn") if "busy_share" in found.get(name, {})]
+    rows = [
+        (name, found[name])
+        for name in ("decode_eager", "decode_graphs", "learn")
+        if "busy_share" in found.get(name, {})
+    ]
     if rows:
         yield from ("", "| step | kernels | milliseconds | GPU busy |", "| --- | ---: | ---: | ---: |")
     for name, row in rows:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -47,6 +46,8 @@ class Team:
         action: tokens of an action.
         tasks: episodes per step.
         batch: tokens per micro-batch.
+        small: True for the sizes of a rehearsal.
+        quantization: quantization of the base.
     """
 
     model: str
@@ -57,6 +58,7 @@ class Team:
     tasks: int
     batch: int
     small: bool = False
+    quantization: str = "none"
 
     @property
     def sizes(self) -> ModelSizes:
@@ -91,10 +93,11 @@ class Team:
         (folder / "complete").touch()
         return folder
 
-    def recipe(self, folder: Path, device: str, **changes: Any) -> RunSettings:
+    def recipe(self, folder: Path, device: str) -> RunSettings:
         """Return the recipe: a chain of two agents, each with its own LoRA."""
         return parse_recipe({
-            "name": "gpu", "device": device, "models": {"base": {"path": str(folder), "dtype": self.dtype}},
+            "name": "gpu", "device": device,
+            "models": {"base": {"path": str(folder), "dtype": self.dtype, "quantization": self.quantization}},
             "policies": {role: {"model": "base", "lora": {"rank": 16, "alpha": 32.0}} for role in ROLES},
             "agents": [
                 {"role": role, "policy": role, "answers": role == "actor", "sampling": {"max_new_tokens": self.action}}
@@ -105,7 +108,7 @@ class Team:
             },
             "rollout": {"tasks_per_step": self.tasks, "samples_per_task": 1, "max_concurrent_episodes": self.tasks},
             "training": {"steps": 10, "tokens_per_micro_batch": self.batch},
-            "algorithm": {"name": "marft", "critic": {"warmup_steps": 0}}, **changes,
+            "algorithm": {"name": "marft", "critic": {"warmup_steps": 0}}
         })  # fmt: skip
 
 

@@ -146,13 +146,13 @@ def test_a_batch_that_is_too_large_is_halved(tmp_path: Path, monkeypatch: pytest
 
 def test_the_table_shows_results_also_of_a_run_that_was_killed() -> None:
     tables = module("accelerator.tables")
-    speed = {"status": "running", "decode_16": {"rows": 16, "seconds_per_step": 0.025, "tokens_per_second": 640.0},
-             "decode_256": {"error": "OutOfMemoryError: CUDA out of memory"}}  # fmt: skip
+    speed = {"status": "running", "decode_16_eager": {"mode": "eager", "rows": 16, "seconds_per_step": 0.025, "tokens_per_second": 640.0},
+             "decode_256_eager": {"error": "OutOfMemoryError: CUDA out of memory"}}  # fmt: skip
     shown = tables.table(
         {"machine": {"status": "done"}, "speed": speed, "tests": {"status": "failed", "output": "a\nb"}}, {}
     )
-    assert "| 16 | 25.00 | 640 |" in shown
-    assert "speed, decode_256: OutOfMemoryError: CUDA out of memory" in shown
+    assert "| 16 | eager | 25.00 | 640 |" in shown
+    assert "speed, decode_256_eager: OutOfMemoryError: CUDA out of memory" in shown
     assert "```text\na\nb\n```" in shown
 
 
@@ -172,7 +172,7 @@ def test_every_stage_is_rehearsed_on_a_cpu(tmp_path: Path) -> None:
     found = json.loads(path.read_text())
     assert found["parity"]["float32"]["inside"]
     assert found["speed"]["step"]["gradient_norm"] > 0
-    assert found["launches"]["learn"]["operations"] > found["launches"]["decode"]["operations"] > 0
+    assert found["launches"]["learn"]["operations"] > found["launches"]["decode_eager"]["operations"] > 0
     assert not [
         part for stage in found.values() for part in stage.values() if isinstance(part, dict) and "error" in part
     ]

@@ -16,6 +16,7 @@ from marft.agents.streaming import Detokenizer
 from marft.common.types import SamplingParams
 from marft.config.interfaces.schedule import Progress
 from marft.inference.decoding import DecodeRequest, RowResult, RunningBatch
+from marft.models.cuda_graphs import CudaGraphs, Graphs, Work
 from marft.models.packed_rows import PackedRows
 from marft.models.policy_registry import PolicyRegistry
 from marft.trainer.batching import BatchCounts
@@ -65,11 +66,37 @@ def models(tmp_path: Path, device: str, *overrides: str) -> PolicyRegistry:
     return PolicyRegistry(recipe(tmp_path, "marft", "--device", device, *overrides))
 
 
-def played(of: PolicyRegistry) -> list[RowResult]:
-    batch = RunningBatch(of.base_models["base"], [2], lambda: Detokenizer(lambda ids: " ".join(map(str, ids))))
+class _Uncaptured:
+    """Graphs of a CPU: their replay does the work anew."""
+
+    def capture(self, work: Work) -> Work:
+        return work
+
+    def reset(self) -> None:
+        return None
+
+
+def captured() -> Graphs:
+    return _Uncaptured() if DEVICE == "cpu" else CudaGraphs(torch.device(DEVICE, 0))
+
+
+def decoder(of: PolicyRegistry, graphs: Graphs | None = None) -> RunningBatch:
+    return RunningBatch(
+        of.base_models["base"], [2], lambda: Detokenizer(lambda ids: " ".join(map(str, ids))), graphs=graphs
+    )
+
+
+def played(batch: RunningBatch, temperature: float = 0.0) -> list[RowResult]:
+    """Rows of three policies and of different lengths: they leave one after another."""
     rows = [
-        DecodeRequest(name, ids, SamplingParams(max_new_tokens=8, temperature=0.0), np.zeros(8, np.float32))
-        for name, ids in zip(("reasoner", "actor", None), ROWS, strict=True)
+        DecodeRequest(name, ids, SamplingParams(max_new_tokens=most, temperature=temperature), uniforms)
+        for name, ids, most, uniforms in zip(
+            ("reasoner", "actor", None),
+            ROWS,
+            (8, 14, 11),
+            np.random.default_rng(0).random((3, 14), np.float32),
+            strict=True,
+        )
     ]
     done = batch.admit(rows)
     while len(batch):
@@ -79,9 +106,33 @@ def played(of: PolicyRegistry) -> list[RowResult]:
 
 
 def test_it_decodes_what_the_cpu_decodes(tmp_path: Path) -> None:
-    for mine, theirs in zip(played(models(tmp_path, DEVICE)), played(models(tmp_path, "cpu")), strict=True):
+    here, there = decoder(models(tmp_path, "cpu")), decoder(models(tmp_path, DEVICE))
+    for mine, theirs in zip(played(there), played(here), strict=True):
         assert mine.tokens.tolist() == theirs.tokens.tolist()
         np.testing.assert_allclose(mine.log_probs, theirs.log_probs, atol=2e-3)
+
+
+def change_adapters(of: PolicyRegistry) -> None:
+    """Add the same numbers to all adapters of any device, as a step of learning does in place."""
+    for role in ("reasoner", "actor"):
+        for number, adapter in enumerate(of.base_models["base"].adapters(role).values()):
+            noise = torch.randn(adapter.b.shape, generator=torch.Generator().manual_seed(number)) * 0.1
+            with torch.no_grad():
+                adapter.b.add_(noise.to(adapter.b.device))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 0.7])
+def test_captured_steps_decode_what_others_do_also_after_learning(tmp_path: Path, temperature: float) -> None:
+    eager, replayed = models(tmp_path, DEVICE), models(tmp_path, DEVICE)
+    plain, batch = decoder(eager), decoder(replayed, captured())
+    for _ in range(3):
+        for mine, theirs in zip(played(batch, temperature), played(plain, temperature), strict=True):
+            assert mine.tokens.tolist() == theirs.tokens.tolist()
+            np.testing.assert_allclose(mine.log_probs, theirs.log_probs, atol=1e-4)
+        for one in (eager, replayed):
+            change_adapters(one)
+        batch.clear_cache()
+        plain.clear_cache()
 
 
 @pytest.mark.parametrize("name", ["marft", "grpo", "happo"])
@@ -117,9 +168,9 @@ def test_half_precision_scores_what_the_cpus_does(tmp_path: Path) -> None:
     assert (found[0] - found[1]).abs().mean() < 0.05
 
 
-def test_a_step_of_decoding_waits_once(tmp_path: Path) -> None:
-    of = models(tmp_path, DEVICE)
-    batch = RunningBatch(of.base_models["base"], [2], lambda: Detokenizer(lambda ids: " ".join(map(str, ids))))
+@pytest.mark.parametrize("as_graph", [False, True])
+def test_a_step_of_decoding_waits_once(tmp_path: Path, as_graph: bool) -> None:
+    batch = decoder(models(tmp_path, DEVICE), captured() if as_graph else None)
     batch.admit(
         [DecodeRequest(None, ids, SamplingParams(max_new_tokens=8), np.full(8, 0.5, np.float32)) for ids in ROWS]
     )
