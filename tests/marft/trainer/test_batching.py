@@ -209,7 +209,12 @@ def attempt(number: int, prompt: tuple[int, ...] = PROMPT, policy: str = "a") ->
 class TestSharedPrefixes:
     BACKBONE = cast(
         Backbone,
-        SimpleNamespace(device=torch.device("cpu"), needs_fixed_size=True, benefits_from_tree=lambda *_: True),
+        SimpleNamespace(
+            device=torch.device("cpu"),
+            needs_fixed_size=True,
+            router_replay=None,
+            benefits_from_tree=lambda *_: True,
+        ),
     )
 
     def bins(self, samples: Sequence[Sample], limit: int) -> list[tuple[list[int], int]]:
@@ -251,7 +256,7 @@ class TestSharedPrefixes:
         assert self.bins([Sample(action, 1.0, np.zeros(1))], 100) == [([0], 10 + 1 + 2)]
 
     def test_where_sharing_saves_nothing_nothing_is_packed_so(self) -> None:
-        slow = cast(Backbone, SimpleNamespace(benefits_from_tree=lambda *_: False))
+        slow = cast(Backbone, SimpleNamespace(router_replay=None, benefits_from_tree=lambda *_: False))
         assert pack_shared_prefixes(slow, [attempt(0), attempt(1)], {"a": None}, 100) == []
 
     def test_with_one_size_a_micro_batch_holds_no_more_than_that(self) -> None:

@@ -20,8 +20,8 @@ from marft.trainer.micro_batch import FixedLogProbs, MicroBatch, scored_tokens
 from tests.episodes import make_action
 
 CPU = torch.device("cpu")
-BACKBONE = cast(Backbone, SimpleNamespace(device=CPU, needs_fixed_size=False))
-OTHER = cast(Backbone, SimpleNamespace(device=CPU, needs_fixed_size=False))
+BACKBONE = cast(Backbone, SimpleNamespace(device=CPU, needs_fixed_size=False, router_replay=None))
+OTHER = cast(Backbone, SimpleNamespace(device=CPU, needs_fixed_size=False, router_replay=None))
 T, M, S = TokenSource.TOOL, TokenSource.TEAMMATE, TokenSource.SAMPLED
 OPTIONS = (
     Option(np.array([7, 8], np.int32), 2.0),

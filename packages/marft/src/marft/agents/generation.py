@@ -20,7 +20,14 @@ from marft.agents.tool_executor import ToolExecutor
 from marft.common.errors import EpisodeFailedError, RowFailedError, UserError
 from marft.common.reasoning import StopString, ends_in_reasoning
 from marft.common.texts import format_error
-from marft.common.token_data import GrammarMasks, PromptReset, TokenSource, single_token_mask
+from marft.common.token_data import (
+    GrammarMasks,
+    PromptReset,
+    RoutedExperts,
+    TokenSource,
+    single_token_mask,
+    split_segments,
+)
 from marft.common.types import Action, ActionKey, Completion, FinishReason, LogProbs, Option, Prompt, TokenIds, ToolCall
 from marft.common.usage import Usage
 from marft.config.interfaces.engine import Sampler
@@ -280,6 +287,7 @@ class ActionBuilder:
         self._context = [prompt.ids, prefix.tokens]  # context for the next sampling
         self._restarts: list[PromptReset] = []
         self._masks: list[tuple[int, GrammarMasks]] = []  # (index of the first token, token masks of a completion)
+        self._experts: list[list[RoutedExperts]] = [[]]  # by segment, of its completions
 
     @property
     def completion_count(self) -> int:
@@ -315,6 +323,8 @@ class ActionBuilder:
         self._completions.append(completion)
         if completion.masks:
             self._masks.append((sum(map(len, self._tokens)), completion.masks))
+        if completion.experts:
+            self._experts[-1].append(completion.experts)
         self._texts[-1] += completion.text
         self._append(completion.tokens, TokenSource.SAMPLED)
         self._marks[-1][list(completion.forced)] = TokenSource.FORCED
@@ -363,6 +373,7 @@ class ActionBuilder:
             at = sum(map(len, self._tokens))
             self._restarts.append(PromptReset(at, tool_turn.ids, len(self._texts), tool_turn.restart_reason))
             self._context = [tool_turn.ids]
+            self._experts.append([])
         else:
             self._append(tool_turn.ids, TokenSource.TOOL)
         self._texts.append("")
@@ -411,4 +422,17 @@ class ActionBuilder:
             versions=reduce(or_, (completion.versions for completion in self._completions)),
             usage=sum(used, Usage()) if used else None,
             restarts=tuple(self._restarts),
+            experts=self._merge_experts(len(tokens)),
+        )
+
+    def _merge_experts(self, size: int) -> tuple[RoutedExperts, ...]:
+        """Return the record of each segment for an action with ``size`` tokens; empty without a record."""
+        known = next((record for records in self._experts for record in records), None)
+        if known is None:
+            return ()
+        nothing = replace(known, flat=known.flat[:0])
+        segments = split_segments(self.prompt.ids, size, self._restarts)
+        return tuple(
+            RoutedExperts.merge(records or [nothing], len(segment.context) + segment.stop - segment.start - 1)
+            for records, segment in zip(self._experts, segments, strict=True)
         )

@@ -93,6 +93,56 @@ class GrammarMasks:
         return indices
 
 
+NO_EXPERT = -1  # no record: the router selects the expert again
+ExpertTable = npt.NDArray[np.int16]  # [S, L, K]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoutedExperts:
+    """Experts that routers selected for each token of a row: K experts in each of L layers.
+
+    The tokens are those of the row's input: context and tokens, without the last token.
+
+    >>> RoutedExperts.from_table(np.ones((5, 2, 4), np.int16)).table(6)[4:, 0].tolist()
+    [[1, 1, 1, 1], [-1, -1, -1, -1]]
+
+    Args:
+        flat: expert by token, layer and rank, [S·L·K].
+        layers: number of layers, L.
+        top_k: number of experts for each token, K.
+    """
+
+    flat: npt.NDArray[np.int16]  # [S·L·K]
+    layers: int
+    top_k: int
+
+    @staticmethod
+    def from_table(experts_SLK: npt.NDArray[np.integer]) -> RoutedExperts:
+        """Return the record for a table."""
+        return RoutedExperts(experts_SLK.astype(np.int16).flatten(), *experts_SLK.shape[1:])
+
+    def table(self, size: int) -> ExpertTable:
+        """Return the experts of the first ``size`` tokens, [size, L, K]; -1 without a record."""
+        table = self.flat.reshape(-1, self.layers, self.top_k)[:size]
+        missing = np.full((size - len(table), self.layers, self.top_k), NO_EXPERT, np.int16)
+        return np.concatenate([table, missing])
+
+    @staticmethod
+    def merge(records: Sequence[RoutedExperts], size: int) -> RoutedExperts:
+        """Merge records of prefixes of a row with ``size`` tokens: the first record of each token counts.
+
+        A token was sampled, and its predecessors were read, with the first record.
+
+        >>> first, second = (RoutedExperts.from_table(np.full((s, 1, 1), s)) for s in (2, 3))
+        >>> RoutedExperts.merge([first, second], 4).flat.tolist()
+        [2, 2, 3, -1]
+        """
+        table = records[0].table(size)
+        for record in records[1:]:
+            table = np.where(table == NO_EXPERT, record.table(size), table)
+        return RoutedExperts.from_table(table)
+
+
 def single_token_mask(token: int) -> bytes:
     """Return the packed mask for a single token.
 

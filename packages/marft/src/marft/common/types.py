@@ -22,6 +22,7 @@ from marft.common.token_data import (
     Grammar,
     GrammarMasks,
     PromptReset,
+    RoutedExperts,
     Segment,
     TokenSource,
     allows_single_token,
@@ -202,6 +203,7 @@ class Completion:
     masks: GrammarMasks | None = None
     forced: tuple[int, ...] = ()  # positions in ``tokens``
     alternatives: tuple[tuple[tuple[int, float], ...], ...] = ()  # for each token: ids and log-probs, most likely first
+    experts: RoutedExperts | None = None  # of the prompt and of the tokens but the last, if the model asks for a record
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -322,6 +324,7 @@ class Action:
     consultations: tuple[HelperCallRecord, ...] = ()  # helper calls, whose replies are part of the text
     wishes: str = ""  # client requests that are only recorded, such as a seed: JSON
     profile_version: int = 0  # version of the agent's instructions, if they are learned
+    experts: tuple[RoutedExperts, ...] = ()  # for each segment: of its context and of its tokens but the last
 
     @property
     def id(self) -> str:
@@ -558,5 +561,5 @@ class ActionCredit:
 # an episode and everything inside it
 EPISODE_TYPES = (
     Episode, Task, Action, ActionKey, VersionRange, Choice, Option, ToolCall, Usage, PromptReset, GrammarMasks,
-    HelperCallRecord, Transition, Observation, StepInfo, Fork,
+    RoutedExperts, HelperCallRecord, Transition, Observation, StepInfo, Fork,
 )  # fmt: skip

@@ -80,6 +80,12 @@ class ModelSettings(Settings):
     gradient_checkpointing: bool = Field(
         default=False, description="recompute activations: less memory, more time, same results"
     )
+    router_replay: bool = Field(
+        default=False,
+        description=(
+            "mixture of experts: record the experts of each sampled token, and use the same experts in training"
+        ),
+    )
     ranks: Annotated[tuple[Annotated[int, Field(ge=0, lt=1024)], ...], Strict(False)] = Field(
         default=(),
         description=(

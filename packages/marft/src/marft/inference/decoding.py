@@ -19,7 +19,7 @@ from marft.agents.streaming import Detokenizer
 from marft.common.errors import UserError
 from marft.common.log import get_logger
 from marft.common.texts import format_error, single_line
-from marft.common.token_data import GrammarMasks
+from marft.common.token_data import GrammarMasks, RoutedExperts
 from marft.common.types import FinishReason, LogProbs, SamplingParams, TokenIds
 from marft.inference.captured_decoding import CapturedDecoder, can_capture
 from marft.inference.detokenizer import StopStringChecker
@@ -65,6 +65,7 @@ class RowResult:
     problem: str = ""  # why the grammar could not be enforced; "" if it was
     alternatives: tuple[Alternatives, ...] = ()  # per token, if requested
     error: Exception | None = None  # error raised for this row; the row then has no tokens
+    experts: RoutedExperts | None = None  # of the prompt and of the tokens but the last, if recorded
 
     @staticmethod
     def failed(row: DecodeRequest, error: Exception) -> RowResult:
@@ -83,6 +84,7 @@ class _LiveRow:
     tokens: list[int] = field(default_factory=list)  # the last one is not in the KV cache yet
     log_probs: list[float] = field(default_factory=list)
     alternatives: list[Alternatives] = field(default_factory=list)  # empty unless requested
+    experts: list[Tensor] = field(default_factory=list)  # [tokens, L, K] of each forward, if recorded
 
     @property
     def cached_tokens(self) -> int:
@@ -116,7 +118,8 @@ class _LiveRow:
     def result(self, finish: FinishReason) -> RowResult:
         """Return the result of the finished row."""
         tokens, log_probs = np.array(self.tokens, np.int32), np.array(self.log_probs, np.float32)
-        result = RowResult(self.row, tokens, log_probs, finish, alternatives=tuple(self.alternatives))
+        experts = RoutedExperts.from_table(torch.cat(self.experts).cpu().numpy()) if self.experts else None
+        result = RowResult(self.row, tokens, log_probs, finish, alternatives=tuple(self.alternatives), experts=experts)
         if self.grammar is None:
             return result
         grammar = self.grammar
@@ -213,9 +216,13 @@ class RunningBatch:
             return self._record(range(len(self.live)), sampled)
         try:
             cached = [live.cached_tokens for live in self.live]
-            hidden = self.decode_cache.step(self.last_tokens, cached, self.adapters)
+            with self.backbone.record_experts() as log:
+                hidden = self.decode_cache.step(self.last_tokens, cached, self.adapters)
         except Exception as error:  # noqa: BLE001  error of one row or of all rows
             return self._drop_failing_rows(error)
+        if (experts := log.table()) is not None:
+            for live, selected in zip(self.live, experts.split(1), strict=True):
+                live.experts.append(selected)
         return self._sample(hidden, range(len(self.live)))
 
     def _captured_step(self, captured: CapturedDecoder) -> list[_Sampled]:
@@ -339,7 +346,10 @@ class RunningBatch:
             requests.append(PrefillRequest(row.task_pass, row.adapter, row.prompt, slots))
             slot += len(same)
         order = sorted(range(len(groups)), key=lambda number: requests[number].adapter or "")
-        last = self.prefill.run([requests[number] for number in order])
+        last, experts = self.prefill.run([requests[number] for number in order])
+        for number, selected in zip(order, experts, strict=True):
+            for live in groups[number]:
+                live.experts = [] if selected is None else [selected]
         row_order = np.repeat(np.argsort(order), [len(same) for same in groups])
         return last[to_device(row_order, last.device)]
 
@@ -452,7 +462,8 @@ class RunningBatch:
 
     def _finish_row(self, index: int, finish: FinishReason) -> RowResult:
         live = self.live[index]
-        self.prefill.cache_row(live.row.task_pass, live.row.adapter, live.ids(-1), index)
+        experts = torch.cat(live.experts) if live.experts else None
+        self.prefill.cache_row(live.row.task_pass, live.row.adapter, live.ids(-1), index, experts)
         return live.result(finish)
 
     def _remove_rows(self, removed: Sequence[int]) -> None:

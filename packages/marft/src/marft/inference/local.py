@@ -394,6 +394,7 @@ class LocalEngine:
                 masks=result.masks,
                 forced=result.forced,
                 alternatives=result.alternatives,
+                experts=result.experts,
             )
         )
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from marft.common.error_origin import describe_error
 from marft.common.errors import EpisodeFailedError, RunError
-from marft.common.token_data import allows_token
+from marft.common.token_data import NO_EXPERT, RoutedExperts, allows_token
 from marft.common.types import ActionKey, Choice, Completion, FinishReason, Option, Prompt, SamplingParams, VersionRange
 from marft.config.interfaces.engine import Engine, Weights
 
@@ -151,4 +151,16 @@ def find_problem(completion: object, max_tokens: int, vocabulary: int) -> str:
         return f"ids from {tokens.min()} to {tokens.max()}, and the model knows those below {vocabulary}"
     if not isinstance(completion.text, str) or completion.finish not in get_args(FinishReason):
         return f"no text, or an end that is none of {', '.join(get_args(FinishReason))}"
+    if completion.experts is not None and not _is_record(completion.experts):
+        return "experts that are no marft.common.token_data.RoutedExperts with expert numbers, or -1 without a record"
     return "" if isinstance(completion.versions, VersionRange) else "no versions of the policy"
+
+
+def _is_record(experts: object) -> bool:
+    return (
+        isinstance(experts, RoutedExperts)
+        and experts.layers > 0
+        and experts.top_k > 0
+        and len(experts.flat) % (experts.layers * experts.top_k) == 0
+        and bool((experts.flat >= NO_EXPERT).all())
+    )

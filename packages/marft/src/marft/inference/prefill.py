@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,7 +30,8 @@ CacheOwner = tuple[str, str | None]  # pass over tasks, and the adapter of the k
 @dataclass(slots=True, eq=False)
 class _Edge:
     ids: TokenIds  # [T]
-    tensors: list[Tensor]  # keys [K, T, D] for each layer, then the values for each layer, in the order of a cache slot
+    # keys [K, T, D] for each layer, values for each layer, in the order of a cache slot; then any experts, [1, T, L, K]
+    tensors: list[Tensor]
     parent: _Edge | None
     last_used: int = 0
     children: dict[int, _Edge] = field(default_factory=dict)  # by first token
@@ -99,8 +101,12 @@ class PrefixCache:
             node = following if num_shared == len(following.ids) else None
         return Prefix(tuple(parts)) if matched >= self.min_length else Prefix()
 
-    def store(self, owner: CacheOwner, ids: TokenIds, cache: KVCache, slot: int) -> None:
-        """Cache the first ``len(ids)`` tokens from a cache slot."""
+    def store(self, owner: CacheOwner, ids: TokenIds, cache: KVCache, slot: int, experts: Tensor | None = None) -> None:
+        """Cache the first ``len(ids)`` tokens from a cache slot.
+
+        Args:
+            experts: their recorded experts, [T, L, K].
+        """
         self._counter += 1
         node, stored = self._roots.setdefault(owner, _Edge(ids[:0], [], None)), 0
         node.last_used = self._counter
@@ -108,6 +114,8 @@ class PrefixCache:
             following = node.children.get(int(ids[stored]))
             if following is None:
                 tensors = cache.read_slot(slot, stored, len(ids))
+                if experts is not None:
+                    tensors.append(experts[None, stored : len(ids)].clone())
                 self._add_edge(_Edge(ids[stored:].copy(), tensors, node, self._counter))
                 return
             following.last_used = self._counter
@@ -187,6 +195,13 @@ class PrefillTokens:
     computed: int = 0
 
 
+class Prefilled(NamedTuple):
+    """Result of a prefill: hidden state at each prompt's last token, [B, D], and recorded experts of each prompt."""
+
+    hidden: Tensor
+    experts: list[Tensor | None]  # [T, L, K] each
+
+
 class Prefill:
     """Prefill prompts into the slots of running rows.
 
@@ -207,8 +222,8 @@ class Prefill:
         self.prefix_cache = PrefixCache(prefix_bytes) if is_cached else None
         self.tokens = tokens or PrefillTokens()
 
-    def run(self, requests: Sequence[PrefillRequest]) -> Tensor:
-        """Prefill prompts; return the hidden state at each prompt's last token, [B, D]."""
+    def run(self, requests: Sequence[PrefillRequest]) -> Prefilled:
+        """Prefill prompts."""
         prompts, adapters = [request.prompt for request in requests], [request.adapter for request in requests]
         slots = [request.slots for request in requests]
         self.tokens.requested += sum(len(request.prompt) * len(request.slots) for request in requests)
@@ -218,27 +233,47 @@ class Prefill:
             self.tokens.computed += len(tree.ids)
             packed = PackedRows.from_tree(tree, self.backbone.device)
             cached_keys = pack_row_prefixes(cached, self.backbone.num_layers) if cached else None
-            hidden = self.cached_rows.prefill(packed, slots, cached_keys)
+            with self.backbone.record_experts() as log:
+                hidden = self.cached_rows.prefill(packed, slots, cached_keys)
             last = [int(places[-1]) - tree.cached_keys for places in tree.token_indices]
         else:
             self.tokens.computed += total_tokens
-            packed = PackedRows.from_rows(prompts, adapters, self.backbone.device)
-            hidden = self.decode_cache.prefill(packed, slots)
+            packed, cached = PackedRows.from_rows(prompts, adapters, self.backbone.device), []
+            with self.backbone.record_experts() as log:
+                hidden = self.decode_cache.prefill(packed, slots)
             last = (np.cumsum(packed.lengths) - 1).tolist()
-        for request in requests:
-            self.cache_row(request.task_pass, request.adapter, request.prompt, request.slots[0])
-        return hidden[to_device(np.array(last), hidden.device)]
+        experts = _split_experts(log.table(), packed, cached)
+        for request, selected in zip(requests, experts, strict=True):
+            self.cache_row(request.task_pass, request.adapter, request.prompt, request.slots[0], selected)
+        return Prefilled(hidden[to_device(np.array(last), hidden.device)], experts)
 
-    def cache_row(self, task_pass: str, adapter: str | None, ids: TokenIds, slot: int) -> None:
-        """Cache the keys and values for ``ids`` from a slot."""
+    def cache_row(
+        self, task_pass: str, adapter: str | None, ids: TokenIds, slot: int, experts: Tensor | None = None
+    ) -> None:
+        """Cache the keys and values for ``ids`` from a slot, with their recorded experts, [T, L, K]."""
         if self.prefix_cache is not None and self.cached_rows is not None:
-            self.prefix_cache.store((task_pass, adapter), ids, self.cached_rows.kv_cache, slot)
+            self.prefix_cache.store((task_pass, adapter), ids, self.cached_rows.kv_cache, slot, experts)
 
     def _find_prefixes(self, requests: Sequence[PrefillRequest]) -> list[Prefix]:
         if self.prefix_cache is None:
             return [Prefix()] * len(requests)
         self.prefix_cache.evict_other_passes({request.task_pass for request in requests})
         return [self.prefix_cache.find((request.task_pass, request.adapter), request.prompt) for request in requests]
+
+
+def _split_experts(table: Tensor | None, rows: PackedRows, cached: Sequence[Prefix]) -> list[Tensor | None]:
+    """Return the experts of each row, [T, L, K]: of its cached prefix, as recorded once, and of its computed tokens.
+
+    Args:
+        table: recorded experts of the forward, [N, L, K].
+        cached: cached prefixes of the rows in a prefix tree.
+    """
+    indices = rows.token_indices()
+    if table is None:
+        return [None] * len(indices)
+    parts = [part[0] for prefix in cached for part in prefix.tensors(-1)]
+    known = torch.cat([*parts, table])
+    return [known[to_device(places, known.device)] for places in indices]
 
 
 def _build_tree(

@@ -29,6 +29,7 @@ from marft.models.native_forward import native_hidden_states
 from marft.models.packed_rows import PackedRows, PrefixTree
 from marft.models.quantization import count_quantized_weights
 from marft.models.recurrent import register_mixers
+from marft.models.router_replay import ExpertLog, RouterReplay
 from marft.models.tree_attention import TreePlan
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class Backbone:
         self.fused = supports_fused(self.decoder)  # whether to run the decoder without its modules
         self.native = False  # whether to run the model's own forward, without packing
         self.fp32_residual = False  # whether the residual stream is float32 although the weights are half precision
+        self.router_replay: RouterReplay | None = None  # set if the model's routers are recorded and replayed
         self.shards: Shards | None = None  # set if the weights are sharded over several ranks
         # float32 master weights, if half-precision weights are trained
         self.master_weights: MasterWeights | None = None
@@ -162,7 +164,8 @@ class Backbone:
         if rows.tree is not None:
             plan = plan or TreePlan(rows.tree, self.device)
         plan = plan or PackedPlan(rows.lengths, self.device, tokens=len(rows.ids))
-        with self.routing.by_span(rows.spans, len(rows.ids), full_batch=rows.fixed_size):
+        experts = None if self.router_replay is None else rows.experts
+        with self.routing.by_span(rows.spans, len(rows.ids), rows.fixed_size, experts):
             return self._run_decoder(rows.ids, rows.positions, plan)
 
     def next_hidden_states(
@@ -178,6 +181,26 @@ class Backbone:
         """
         with self.routing.by_row(policies):
             return self._run_decoder(ids, positions, plan)
+
+    def enable_router_replay(self, label: str) -> None:
+        """Record and replay the experts that routers select; see :class:`RouterReplay`.
+
+        Args:
+            label: the model's name in errors.
+
+        Raises:
+            UserError: the model has no experts, or it does not run on the packed forward.
+        """
+        if self.native:
+            raise UserError(
+                f"{label}: router_replay needs the packed forward, and {type(self.model).__name__} runs on its own "
+                "(docs/models.md); leave it out"
+            )
+        self.router_replay = RouterReplay(self.model, self.num_layers, self.routing, label)
+
+    def record_experts(self) -> AbstractContextManager[ExpertLog]:
+        """Record the experts of the forward inside the context; nothing without router replay."""
+        return nullcontext(ExpertLog()) if self.router_replay is None else self.router_replay.record()
 
     def compute_logits(self, hidden: Tensor, temperatures: Tensor | None) -> Tensor:
         """Return the logits divided by temperature, [n, V], in float32 or better, for hidden states [n, D]."""

@@ -156,6 +156,8 @@ def load_backbone(
     backbone.fused = backbone.fused and not settings.gradient_checkpointing  # gradient checkpointing recomputes modules
     if not skip_forward_check:
         select_forward(backbone, label)
+    if settings.router_replay:
+        backbone.enable_router_replay(label)
     if settings.gradient_checkpointing:
         backbone.checkpoint_activations()
     return backbone

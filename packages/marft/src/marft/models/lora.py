@@ -106,10 +106,16 @@ class Routing:
         self.decoding = False  # whether each token is the next token of its row
         self.num_tokens = 0  # number of tokens in the current forward
         self._owners: tuple[list[str | None], Tensor] | None = None
+        self.experts: Tensor | None = None  # [N, L, K] replayed experts of the current forward
+        self.recorded: list[Tensor] | None = None  # recorded experts of the current forward, [N, K] per layer
 
     @contextmanager
     def by_span(
-        self, spans: Sequence[tuple[str | None, int, int]], tokens: int, full_batch: bool = False
+        self,
+        spans: Sequence[tuple[str | None, int, int]],
+        tokens: int,
+        full_batch: bool = False,
+        experts: Tensor | None = None,
     ) -> Iterator[None]:
         """Set the policy spans ``(policy, start, stop)`` over the batch's tokens, row after row; ``None``: base model.
 
@@ -117,16 +123,19 @@ class Routing:
             tokens: tokens of the batch, including tokens outside the spans.
             full_batch: whether to multiply each adapter with the whole batch and keep only its span of the product.
                 Results then do not depend on the number of tokens of the policy.
+            experts: replayed experts, [N, L, K].
         """
         self.spans, self.num_tokens, self.full_batch, self._owners = spans, tokens, full_batch, None
+        self.experts = experts
         try:
             yield
         finally:
             self.spans, self.num_tokens, self.full_batch, self._owners = (), 0, False, None
+            self.experts = None
 
     def repeat(self) -> AbstractContextManager[None]:
         """Repeat the current routing, for a backward pass that recomputes layers."""
-        return self.by_span(self.spans, self.num_tokens, self.full_batch)
+        return self.by_span(self.spans, self.num_tokens, self.full_batch, self.experts)
 
     @contextmanager
     def by_row(self, rows: Sequence[str | None]) -> Iterator[None]:

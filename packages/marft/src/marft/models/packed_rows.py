@@ -8,7 +8,7 @@ and form a tree node (:class:`TreeNode`). A node attends causally to itself and 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -16,9 +16,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from marft.common.token_data import common_prefix_length
+from marft.common.token_data import NO_EXPERT, ExpertTable, common_prefix_length
 from marft.common.types import TokenIds
-from marft.models.devices import send_together
+from marft.models.devices import send_together, to_device
 
 Span = tuple[int, int]  # start and stop key index
 T = TypeVar("T")
@@ -51,6 +51,24 @@ class PrefixTree:
     token_indices: tuple[npt.NDArray[np.int64], ...]  # by row: key index of each token
     owners: tuple[str | None, ...]  # by node
     cached_keys: int  # number of cached keys
+    experts: ExpertTable | None = None  # [N, L, K] replayed experts
+
+    @staticmethod
+    def from_replayed_rows(
+        rows: Sequence[TokenIds], owners: Sequence[str | None], experts: Sequence[ExpertTable]
+    ) -> PrefixTree:
+        """Build the prefix tree of rows with replayed experts; see :func:`replay_keys`.
+
+        Args:
+            owners: as in :meth:`from_rows`.
+            experts: experts of each row, [length, L, K]; empty without replay.
+        """
+        if not experts:
+            return PrefixTree.from_rows(rows, owners)
+        keys, first = replay_keys(rows, experts)
+        tree = PrefixTree.from_rows(keys, owners)
+        tokens = np.concatenate(rows)[first]
+        return replace(tree, ids=tokens[tree.ids], experts=np.concatenate(experts)[first][tree.ids])
 
     @staticmethod
     def from_rows(
@@ -120,6 +138,28 @@ class PrefixTree:
         return spans
 
 
+def replay_keys(
+    rows: Sequence[TokenIds], experts: Sequence[ExpertTable]
+) -> tuple[list[TokenIds], npt.NDArray[np.int64]]:
+    """Return rows of keys, equal for tokens with the same id and the same replayed experts.
+
+    Tokens with different experts have different states, so their rows share no prefix.
+
+    >>> table = np.array([[[0]], [[1]], [[1]]], np.int16)
+    >>> [keys.tolist() for keys in replay_keys([np.array([5, 6, 6]), np.array([5])], [table, table[1:2]])[0]]
+    [[0, 1, 1], [2]]
+
+    Returns:
+        keys of each row, and the index in the concatenated rows of the first token with each key.
+    """
+    numbers: dict[tuple[int, bytes], int] = {}
+    tokens = zip(np.concatenate(rows).tolist(), np.concatenate(experts), strict=True)
+    flat = np.array([numbers.setdefault((token, selected.tobytes()), len(numbers)) for token, selected in tokens])
+    first = np.unique(flat, return_index=True)[1]
+    ends = np.cumsum([len(row) for row in rows])[:-1]
+    return np.split(flat.astype(np.int32), ends), first
+
+
 def _truncate_path(path: Sequence[Span], length: int) -> list[Span]:
     """Return the spans for the first ``length`` keys on a path."""
     spans: list[Span] = []
@@ -146,16 +186,22 @@ class PackedRows:
     spans: list[tuple[str | None, int, int]]
     fixed_size: bool = False  # whether the batch is padded to a fixed size
     tree: PrefixTree | None = None  # set if shared prefixes are stored once; B then counts the tree's nodes
+    experts: Tensor | None = None  # [N, L, K] replayed experts; -1: selected by the router
 
     @staticmethod
     def from_rows(
-        rows: Sequence[TokenIds], policies: Sequence[str | None], device: torch.device, size: int = 0
+        rows: Sequence[TokenIds],
+        policies: Sequence[str | None],
+        device: torch.device,
+        size: int = 0,
+        experts: Sequence[ExpertTable] = (),
     ) -> PackedRows:
         """Pack ``rows`` in the given order. A policy may occur several times, at the cost of an additional span.
 
         Args:
             size: minimum number of tokens, reached by padding. In batches with a fixed size, a row's result is bitwise
                 independent of the other rows. This requires kernels that treat all rows of a product alike.
+            experts: replayed experts of each row, [length, L, K]; empty without replay.
         """
         lengths = [len(row) for row in rows]
         spans: list[tuple[str | None, int, int]] = []
@@ -169,7 +215,8 @@ class PackedRows:
         padding = np.zeros(max(0, size - start), np.int64)
         columns = np.concatenate([*rows, padding]), np.concatenate([*map(np.arange, lengths), padding])
         ids, positions = send_together([column.astype(np.int64) for column in columns], device)
-        return PackedRows(ids, positions, lengths, spans, size > 0)
+        replayed = _pad_experts(np.concatenate(experts), len(ids), device) if experts else None
+        return PackedRows(ids, positions, lengths, spans, size > 0, experts=replayed)
 
     @staticmethod
     def from_tree(tree: PrefixTree, device: torch.device, size: int = 0) -> PackedRows:
@@ -178,7 +225,8 @@ class PackedRows:
         columns = np.concatenate([tree.ids, padding]).astype(np.int64), np.concatenate([tree.positions, padding])
         ids, positions = send_together(columns, device)
         lengths = [node.stop - node.start for node in tree.nodes]
-        return PackedRows(ids, positions, lengths, tree.owner_spans(), size > 0, tree)
+        replayed = None if tree.experts is None else _pad_experts(tree.experts, len(ids), device)
+        return PackedRows(ids, positions, lengths, tree.owner_spans(), size > 0, tree, replayed)
 
     def token_indices(self) -> Sequence[np.ndarray]:
         """Return each row's token indices in the packed batch, one array [length] per row."""
@@ -200,6 +248,11 @@ class PackedRows:
                 policy, _, stop = next(spans)
             policies.append(policy)
         return policies
+
+
+def _pad_experts(experts_NLK: ExpertTable, size: int, device: torch.device) -> Tensor:
+    padding = np.full((size - len(experts_NLK), *experts_NLK.shape[1:]), NO_EXPERT, np.int16)
+    return to_device(np.concatenate([experts_NLK, padding]), device)
 
 
 def split_batches(items: Sequence[T], length: Callable[[T], int], limit: int) -> list[list[T]]:

@@ -23,7 +23,7 @@ from marft.config.interfaces.credit import CreditOutput, Floats, Level, split_ro
 from marft.models.backbone import Backbone
 from marft.models.devices import send_together
 from marft.models.log_probs import PackedMasks
-from marft.models.packed_rows import PackedRows, PrefixTree, split_batches
+from marft.models.packed_rows import PackedRows, PrefixTree, replay_keys, split_batches
 from marft.rewards.shaping import is_success
 from marft.trainer.micro_batch import (
     ChoiceLayout,
@@ -31,6 +31,7 @@ from marft.trainer.micro_batch import (
     MicroBatch,
     TeammateText,
     count_input_tokens,
+    replayed_experts,
     scored_tokens,
 )
 from marft.trainer.ranks.interface import Ranks, split_share_by_base
@@ -345,10 +346,11 @@ def _pack(
     texts = [segment.input_tokens for _, segment in segments]
     adapters = [packing.adapters[action.policy] for action, _ in segments]
     size = packing.sizes.get(id(backbone), 0)
+    experts = replayed_experts([segment for _, segment in segments], backbone)
     rows = (
-        PackedRows.from_tree(PrefixTree.from_rows(texts, adapters), device, size)
+        PackedRows.from_tree(PrefixTree.from_replayed_rows(texts, adapters, experts), device, size)
         if shared
-        else PackedRows.from_rows(texts, adapters, device, size)
+        else PackedRows.from_rows(texts, adapters, device, size, experts)
     )
     places = rows.token_indices()
     counts = np.array([action.num_decisions for action in actions])
@@ -470,10 +472,15 @@ def pack_shared_prefixes(
         adapters: adapter of each policy; rows of different adapters share no prefix.
         limit: maximum tokens of a run.
     """
-    rows = [[segment.input_tokens for segment in scored_tokens(sample.action)] for sample in samples]
+    texts = [scored_tokens(sample.action) for sample in samples]
+    flat = [segment.input_tokens for segments in texts for segment in segments]
+    if experts := replayed_experts([segment for segments in texts for segment in segments], backbone):
+        flat = replay_keys(flat, experts)[0]
+    remaining = iter(flat)
+    rows = [[*islice(remaining, len(segments))] for segments in texts]
     owners = [adapters[sample.action.policy] for sample in samples]
     prefix_tree = PrefixTree.from_rows(
-        [row for sample_rows in rows for row in sample_rows],
+        flat,
         [owner for owner, sample_rows in zip(owners, rows, strict=True) for _ in sample_rows],
     )
     if not backbone.benefits_from_tree(prefix_tree, sum(map(input_length, samples))):

@@ -7,7 +7,7 @@ own turn may be scored too (LlamaRL, 2025).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from marft.common.token_data import ExpertTable, RoutedExperts
 from marft.common.types import Action, ActionKey, Sample, TokenIds
 from marft.config.interfaces.credit import Floats, Level, split_rows
 from marft.models.choice_distribution import ChoiceSets, compute_entropies
@@ -36,12 +37,14 @@ class ScoredTokens:
         tokens: tokens of the text, shape [T].
         scored: True for tokens that count, shape [T].
         masks: index of each token's mask in the action's table, shape [T]; -1 without a mask.
+        experts: recorded experts of the input tokens; None without a record.
     """
 
     context: TokenIds  # [C]
     tokens: TokenIds  # [T]
     scored: npt.NDArray[np.bool_]  # [T]
     masks: npt.NDArray[np.int32]  # [T]
+    experts: RoutedExperts | None = None
 
     @property
     def input_tokens(self) -> TokenIds:
@@ -64,15 +67,36 @@ def scored_tokens(action: Action) -> list[ScoredTokens]:
     if action.choice is None:
         size = len(action.tokens)
         masks = action.masks.mask_indices(size) if action.masks else np.full(size, -1, np.int32)
+        experts = action.experts or [None] * len(action.segments)
         return [
-            ScoredTokens(context, action.tokens[start:stop], action.sampled_mask[start:stop], masks[start:stop])
-            for context, start, stop in action.segments
+            ScoredTokens(context, action.tokens[start:stop], action.sampled_mask[start:stop], masks[start:stop], record)
+            for (context, start, stop), record in zip(action.segments, experts, strict=True)
         ]
     options = (option.tokens for option in action.choice.options)
     return [
         ScoredTokens(action.prompt, tokens, np.ones(len(tokens), bool), np.full(len(tokens), -1, np.int32))
         for tokens in options
     ]
+
+
+def replayed_experts(segments: Sequence[ScoredTokens], backbone: Backbone) -> list[ExpertTable]:
+    """Return the experts to replay for each text, [length, L, K]; empty without replay.
+
+    Raises:
+        UserError: a record is of another model.
+    """
+    replay = backbone.router_replay
+    records = [segment.experts for segment in segments]
+    known = next((record for record in records if record is not None), None)
+    if replay is None:
+        return []
+    if None in records:
+        replay.warn_missing()
+    if known is None:
+        return []
+    nothing = replace(known, flat=known.flat[:0])
+    tables = [(segment.experts or nothing).table(segment.row_length) for segment in segments]
+    return [replay.select_layers(table) for table in tables]
 
 
 def count_input_tokens(action: Action) -> int:

@@ -25,7 +25,7 @@ from marft.common.processes.remote_error import RemoteError
 from marft.common.processes.supervisor import Supervisor
 from marft.common.processes.weight_transfer import WeightTransfer
 from marft.common.texts import cut_at_stop
-from marft.common.token_data import GrammarMasks
+from marft.common.token_data import GrammarMasks, RoutedExperts
 from marft.common.types import ActionKey, Choice, Completion, Option, Prompt, SamplingParams, VersionRange
 from marft.common.usage import ENGINE_RESTARTS
 from marft.config.interfaces.engine import Weights
@@ -109,6 +109,7 @@ class PendingRequest:
                 for chunk in chunks
                 for row, numbers in zip(chunk.top_ids, chunk.top_log_probs, strict=True)
             ),
+            experts=_build_experts(chunks[-1], len(self.message.prompt) + len(ids) - 1),
         )
 
     def _count_tokens(self) -> int:
@@ -122,6 +123,11 @@ def _build_masks(last: TokenChunk, tokens: int) -> GrammarMasks | None:
         return None
     table = [mask.tobytes() for mask in last.mask_table]
     return GrammarMasks.from_masks(positions, [table[which] for which in last.mask_which.tolist()[: len(positions)]])
+
+
+def _build_experts(last: TokenChunk, size: int) -> RoutedExperts | None:
+    """Return the record of experts for the first ``size`` tokens of prompt and action; None without a record."""
+    return RoutedExperts.from_table(last.experts[:size]) if last.experts.size else None
 
 
 def _truncate(chunk: TokenChunk, count: int) -> TokenChunk:

@@ -188,6 +188,7 @@ def vllm_init_message(settings: Vllm, run: RunSettings, models: PolicyRegistry, 
         {**VLLM_QUANTIZATION[run.models[policies[0].base].quantization], **fill_variables(dict(settings.engine_args))},
         *grammar_setup(policies[0].tokenizer, _make_grammar_masker(policies[0])),
         sleep_mode=settings.sleep,
+        router_replay=run.models[policies[0].base].router_replay,
     )
 
 

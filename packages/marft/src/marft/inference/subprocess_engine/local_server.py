@@ -12,7 +12,7 @@ import os
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from marft.inference.decoding import Alternatives, DecodeRequest
 from marft.inference.local import LocalEngine, LocalPolicy
 from marft.inference.subprocess_engine.messages import (
     NO_BITS,
+    NO_EXPERTS,
     NO_IDS,
     NO_NUMBERS,
     NO_POSITIONS,
@@ -82,16 +83,24 @@ class TokenStream:
             completion.log_probs[self.sent_tokens :],
             completion.alternatives[self.sent_tokens :],
         )
-        self._send(*remaining, completion.finish, *_mask_arrays(completion))
+        experts = NO_EXPERTS
+        if (record := completion.experts) is not None:
+            experts = record.flat.reshape(-1, record.layers, record.top_k).astype(np.int32)
+        self._send(*remaining, completion.finish, *_mask_arrays(completion), experts=experts)
 
     def _send(
-        self, tokens: Ids, log_probs: Numbers, alternatives: Sequence[Alternatives], finish: str = "", *mask_arrays: Any
+        self,
+        tokens: Ids,
+        log_probs: Numbers,
+        alternatives: Sequence[Alternatives],
+        finish: str = "",
+        *mask_arrays: Any,
+        experts: Ids = NO_EXPERTS,
     ) -> None:
         version = self.slot.command.version
         top_arrays = _alternative_arrays(alternatives, self.request.sampling.alternatives)
-        self.connection.send(
-            TokenChunk(self.request.number, tokens, log_probs, finish, version, version, *top_arrays, *mask_arrays)
-        )
+        chunk = TokenChunk(self.request.number, tokens, log_probs, finish, version, version, *top_arrays, *mask_arrays)
+        self.connection.send(replace(chunk, experts=experts))
 
 
 def main(descriptor: int) -> None:

@@ -20,6 +20,7 @@ Bits = npt.NDArray[np.uint8]
 NO_IDS, NO_NUMBERS = np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float32)
 HEARTBEAT_SECONDS = 5.0  # interval between heartbeats
 NO_POSITIONS, NO_BITS = np.zeros(0, np.int32), np.zeros((0, 0), np.uint8)
+NO_EXPERTS = np.zeros((0, 0, 0), np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,6 +39,7 @@ class EngineInit:
         tokenizer: tokenizer as JSON (library ``tokenizers``), for grammars; "": no grammar support.
         end_token: end-of-turn token, as text.
         sleep_mode: whether the engine will get sleep commands.
+        router_replay: whether the engine reports the experts of each token.
     """
 
     model: str
@@ -51,6 +53,7 @@ class EngineInit:
     tokenizer: str = ""
     end_token: str = ""
     sleep_mode: bool = False
+    router_replay: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,8 @@ class TokenChunk:
     """Message from the engine: new tokens for an action.
 
     The last message of an action also contains the grammar masks for all its positions
-    (:class:`marft.common.token_data.GrammarMasks`).
+    (:class:`marft.common.token_data.GrammarMasks`), and the experts of the prompt and of all tokens but the last
+    (:class:`marft.common.token_data.RoutedExperts`).
     """
 
     number: int
@@ -130,6 +134,7 @@ class TokenChunk:
     mask_which: Ids = field(default_factory=lambda: NO_POSITIONS)  # [M]
     mask_table: Bits = field(default_factory=lambda: NO_BITS)  # [masks, bytes]
     forced: Ids = field(default_factory=lambda: NO_POSITIONS)  # positions where the grammar allowed exactly one token
+    experts: Ids = field(default_factory=lambda: NO_EXPERTS)  # [S, L, K]
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 1 or self.tokens.shape != self.log_probs.shape:

@@ -25,6 +25,7 @@ from marft.common.processes.remote_error import RemoteError
 from marft.common.token_data import Grammar
 from marft.inference.schema_checks import serialize_schema
 from marft.inference.subprocess_engine.messages import (
+    NO_EXPERTS,
     NO_IDS,
     NO_NUMBERS,
     TO_ENGINE,
@@ -115,9 +116,16 @@ def _start_engine(init_message: EngineInit, folder: Path) -> tuple[AsyncLLM, str
         **lora,
         **(_grammar_arguments(init_message, folder) if init_message.tokenizer else {}),
         **({"enable_sleep_mode": True} if init_message.sleep_mode and not current_platform.is_cpu() else {}),
+        **({"enable_return_routed_experts": True} if init_message.router_replay else {}),
         **init_message.options,
     }
-    if unknown := sorted(init_message.options.keys() - {argument.name for argument in fields(AsyncEngineArgs)}):
+    known = {argument.name for argument in fields(AsyncEngineArgs)}
+    if init_message.router_replay and "enable_return_routed_experts" not in known:
+        raise ValueError(
+            f"models: vLLM {vllm.__version__} does not report experts; set router_replay = false, or install the "
+            "current version with `marft engine install vllm`"
+        )
+    if unknown := sorted(init_message.options.keys() - known):
         raise ValueError(
             f"engine.engine_args: vLLM {vllm.__version__} takes no {', '.join(unknown)} (see its AsyncEngineArgs)"
         )
@@ -230,8 +238,9 @@ class Server(EngineServer):
             log_probs = np.array([step[token].logprob for token, step in steps], np.float32)
             highest = lowest if slot.adapter else self._current_version(slot)
             top_arrays = _top_logprobs([step for _, step in steps], requested.alternatives)
+            finish, experts = completion.finish_reason or "", _experts(completion)
             self.connection.send(
-                TokenChunk(request.number, ids, log_probs, completion.finish_reason or "", lowest, highest, *top_arrays)
+                TokenChunk(request.number, ids, log_probs, finish, lowest, highest, *top_arrays, experts=experts)
             )
 
     def _current_version(self, slot: PolicySlot) -> int:
@@ -300,6 +309,12 @@ def _lora_request(slot: PolicySlot) -> object:
     from vllm.lora.request import LoRARequest
 
     return LoRARequest(f"{slot.command.number}", slot.command.number, slot.command.path)
+
+
+def _experts(completion: object) -> Ids:
+    """Return the experts of prompt and tokens, [S, L, K], of a complete request with a record."""
+    routed = getattr(completion, "routed_experts", None)
+    return NO_EXPERTS if routed is None else routed.astype(np.int32)
 
 
 def _structured_outputs(grammar: Grammar) -> object:
