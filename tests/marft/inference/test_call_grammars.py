@@ -21,7 +21,7 @@ from marft.inference.chat_messages import ChatFormat
 from marft.inference.grammar_masking import GrammarCompiler
 from marft.inference.renderer import ChatRenderer
 from marft.models.tokenizer_format import load_tokenizer
-from tests import chat_families, templates
+from tests import chat_families, templates, tool_families
 from tests.marft.inference.test_messages import format_of
 from tests.nights import some
 
@@ -44,7 +44,10 @@ OURS = {
 def named(name: str) -> ChatFormat:
     if name in OURS:
         return format_of(load_tokenizer(ModelSettings(path="tiny")), OURS[name])
-    return chat_families.format_of(name)
+    if name in chat_families.FAMILIES:
+        return chat_families.format_of(name)
+    format = tool_families.chat_format(name)
+    return format or chat_families.format_of("phi3")
 
 
 def writes_json(name: str) -> bool:
@@ -55,7 +58,9 @@ def writes_json(name: str) -> bool:
     return True
 
 
-KNOWN = [*OURS, *(name for name in chat_families.FAMILIES if writes_json(name))]
+# with reasoning that the prompt begins, no answer can be forced
+NATIVE = [name for name, family in tool_families.FAMILIES.items() if not family.begun]
+KNOWN = [*OURS, *(name for name in [*chat_families.FAMILIES, *NATIVE] if writes_json(name))]
 
 
 def walked(format: ChatFormat, grammar: Grammar, seed: int, enough: int = 400) -> np.ndarray:
@@ -78,8 +83,8 @@ def calls(format: ChatFormat, chat: Chat, seed: int) -> tuple[list[ToolCall], st
     return list(renderer.calls("p", tokens, chat.tools)), text
 
 
-def test_most_families_write_calls_as_json() -> None:
-    assert {"qwen3", "llama3.2", "mistral v0.3"} <= set(KNOWN)
+def test_calls_of_most_families_can_be_forced() -> None:
+    assert {"qwen3", "llama3.2", "mistral v0.3", "Qwen3-Coder", "Kimi K2", "DeepSeek 3.2", "Seed-OSS"} <= set(KNOWN)
 
 
 @pytest.mark.parametrize("name", some(KNOWN, of=2))
@@ -117,10 +122,10 @@ class TestForced:
             found, text = calls(named(name), Chat(ASK, (ADD,), constraint=Constraint("json", schema=JSON)), seed)
             kinds.add(bool(found))
             assert found or set(json.loads(text)) == {"ok"}
-        assert kinds == {True, False} or name == "bare"
+        assert kinds == {True, False} or name in ("bare", "llama3.2", "Llama 3 (JSON)")
 
 
-@pytest.mark.parametrize("name", ["hermes", "list", "qwen3", "mistral v0.3"])
+@pytest.mark.parametrize("name", ["hermes", "list", "qwen3", "mistral v0.3", "Qwen3-Coder", "DeepSeek 3.1", "Seed-OSS"])
 def test_several_calls_are_made_where_the_template_shows_several(name: str) -> None:
     counts = {len(calls(named(name), Chat(ASK, (ADD,), constraint=Constraint("call")), seed)[0]) for seed in range(12)}
     assert 1 in counts

@@ -21,6 +21,7 @@ from marft.agents.streaming import text_before
 from marft.common.reasoning import THINK_END, THINK_START, StopString, measure_first_reasoning
 from marft.common.texts import parse_json_text, replace_surrogates
 from marft.common.types import Tool, ToolCall
+from marft.inference.schema_checks import resolve_reference
 
 PYTHON_TAG = "<|python_tag|>"  # Llama's start of a call, which its templates do not render
 MAX_PARSE_ERRORS = 100  # consecutive unreadable calls after which parsing of a turn stops
@@ -262,7 +263,7 @@ class TaggedSyntax(CallSyntax):
         if match is None:
             return self._error_at(text, start, "it names no tool")
         name, offset = match["name"].strip(), match.end()
-        properties = next((tool.parameters.get("properties") for tool in tools if tool.name == name), None)
+        parameters = next((tool.parameters for tool in tools if tool.name == name), {})
         arguments: dict[str, object] = {}
         while True:
             offset = _skip_whitespace(text, offset)
@@ -280,9 +281,9 @@ class TaggedSyntax(CallSyntax):
             if key in arguments:
                 return self._error_at(text, start, f"it has the parameter {key!r} twice")
             value = text[parameter.end() : end].removeprefix(self.wrap).removesuffix(self.wrap)
-            schema = properties.get(key) if isinstance(properties, Mapping) else None
             is_string = parameter.groupdict().get("is_string")
-            arguments[key] = value if is_string == "true" else decode_value(value, {} if is_string else schema)
+            schema = {} if is_string else parameter_schema(parameters, key)
+            arguments[key] = value if is_string == "true" else decode_value(value, schema)
             offset = end + len(self.value_end)
 
     def _find_value_end(self, text: str, start: int) -> int:
@@ -520,6 +521,14 @@ def decode_value(text: str, schema: object) -> object:
     except (ValueError, RecursionError):
         value = _decode_python_literal(text)
     return text if "string" in types and json_type(value) not in types else value
+
+
+def parameter_schema(parameters: Mapping[str, Any], key: str) -> object:
+    """Return the schema of a tool's parameter, with a reference replaced by its target; None without one."""
+    properties = parameters.get("properties")
+    schema = properties.get(key) if isinstance(properties, Mapping) else None
+    reference = schema.get("$ref") if isinstance(schema, Mapping) else None
+    return resolve_reference(reference, parameters) if isinstance(reference, str) else schema
 
 
 def schema_types(schema: object) -> set[str]:

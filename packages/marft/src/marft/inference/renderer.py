@@ -352,7 +352,7 @@ class ChatRenderer:
         format = self.formats[policy]
         if policy not in self._call_ends:
             try:
-                closing = CallFormat.from_format(format).closing.strip()
+                closing = CallFormat.from_format(format).end.strip()
             except ValueError:
                 closing = ""
             closing = closing if any(map(str.isalpha, closing)) else ""

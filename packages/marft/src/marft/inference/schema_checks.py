@@ -77,7 +77,7 @@ def _is_finite(node: Mapping[str, object], schema: Mapping[str, object], finite:
     if "const" in node or "enum" in node:
         return True
     reference = node.get("$ref")
-    if isinstance(reference, str) and not is_known_finite(_resolve_reference(reference, schema)):
+    if isinstance(reference, str) and not is_known_finite(resolve_reference(reference, schema)):
         return False
     if not all(map(is_known_finite, _as_list(node.get("allOf")))):
         return False
@@ -109,7 +109,7 @@ def _as_list(value: object) -> list[object]:
     return value if isinstance(value, list) else []
 
 
-def _resolve_reference(reference: str, schema: Mapping[str, object]) -> object:
+def resolve_reference(reference: str, schema: Mapping[str, object]) -> object:
     """Resolve a JSON pointer within a schema; None for a missing target or another kind of reference."""
     if reference[1:2] not in ("", "/"):
         return None
