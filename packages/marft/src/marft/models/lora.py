@@ -250,7 +250,8 @@ def _add_product(out: Tensor, low: Tensor, b: Tensor, scale: float) -> Tensor:
     """Return ``out + scale · low bᵀ``, [1, N, out], for ``low`` [1, N, r]; computed in the adapters' precision."""
     if out.dtype == b.dtype:
         return torch.addmm(out[0], low[0], b.t(), alpha=scale)[None]
-    return out + (linear(low, b) * scale).to(out.dtype)
+    product = linear(low, b)
+    return out + (product if scale == 1.0 else product * scale).to(out.dtype)
 
 
 def scale_mask(rows: Sequence[str | None], present: list[tuple[str | None, Adapter]], device: torch.device) -> Tensor:
