@@ -107,7 +107,9 @@ def measure(arguments: argparse.Namespace, scratch: Path) -> int:
         lambda name, report: command(arguments, scratch, name, report), prepare(scratch, arguments.wheels), scratch,
         time.monotonic() + arguments.budget, jobs, lambda _: None,
     )  # fmt: skip
-    found = runner.run([MACHINE])["machine"]
+    found = runner.run([replace(MACHINE, seconds=MACHINE.seconds * (1 if arguments.device == "cuda" else SLOW))])[
+        "machine"
+    ]
     if "no_gpu" in found:
         print(f"no GPU here: {found['no_gpu']}. Run make gpu on a machine with a GPU, or try the script with: "
               "python benchmarks/gpu.py --device cpu")  # fmt: skip

@@ -33,7 +33,7 @@ def team_of(setting: Setting) -> Team:
     """Return the team whose speed is measured."""
     if setting.small:
         return Team("qwen2.5-3b", "qwen2", "bfloat16", 24, 6, 2, 512, small=True)
-    return Team("qwen2.5-3b", "qwen2", "bfloat16", 512, 128, 64, 16_384)
+    return Team("qwen2.5-3b", "qwen2", "bfloat16", 512, 128, 64, 8192)
 
 
 def measure_speed(setting: Setting, quantization: str = "none") -> None:
@@ -151,7 +151,7 @@ def predict(run: RunSettings, team: Team, setting: Setting) -> dict[str, Any]:
     name = DRIVER_NAMES.get(device_name(torch.device(setting.torch_device)), "cpu" if setting.small else "h100")
     card = replace(find_device_spec(name), memory=float("inf")) if name == "cpu" else find_device_spec(name)
     prompt = team.prompt + team.action / 2  # the actor also reads the reasoner's action
-    plan = make_plan(run, PlanRequest(1, card, KnownLengths(prompt, team.action, team.action)))
+    plan = make_plan(run, PlanRequest(1, card, KnownLengths(prompt, team.action, team.action, environment_steps=1.0)))
     return {
         "card": name, "bytes": plan.best.processes[0].on_card,
         "sampling_seconds": sum(phase.seconds for phase in plan.best.phases if phase.side == "sampling"),

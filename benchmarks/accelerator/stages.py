@@ -21,7 +21,7 @@ from accelerator.runner import Stage
 from accelerator.source import ROOT
 from accelerator.stage import SIMULATED, Setting, describe_error, seconds_of
 
-MACHINE = Stage("machine", 60, alone=True)
+MACHINE = Stage("machine", 120, alone=True)  # torch may be read from a slow disk
 STAGES = (
     Stage("tests", 150),
     *(Stage(f"demo-{seed}", 180) for seed in SEEDS),
