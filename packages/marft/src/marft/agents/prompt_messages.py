@@ -250,7 +250,10 @@ def tool_call_messages(text: str, calls: Sequence[ToolCall]) -> list[dict[str, A
     tool_calls, answers = [], []
     for index, call in enumerate(calls):
         call_id, name = f"call{index:05d}", call.name or "unknown"
-        function = {"name": name, "arguments": parse_arguments(call.arguments)}
+        arguments = parse_arguments(call.arguments)
+        if not arguments and call.arguments.strip() not in ("", "{}"):
+            arguments = {"unreadable": call.arguments}  # the history shows what was written
+        function = {"name": name, "arguments": arguments}
         tool_calls.append({"type": "function", "id": call_id, "function": function})
         answers.append({"role": "tool", "name": name, "tool_call_id": call_id, "content": call.output})
     return [{"role": "assistant", "content": text, "tool_calls": tool_calls}, *answers]
