@@ -32,7 +32,7 @@ STAGES = (
 )
 TESTS = ("tests/marft/trainer/test_gpu.py", "tests/marft_serve/test_vllm.py")
 SIMULATED_PYTEST = """\
-import sys, pytest
+import sys, peft, pytest
 from tests.simulated_gpu import simulated_gpu
 with simulated_gpu():
     sys.exit(pytest.main(sys.argv[1:]))
@@ -48,6 +48,7 @@ def run_stage(name: str, setting: Setting) -> None:
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     if setting.device == SIMULATED:
         sys.path.insert(0, str(ROOT))
+        import_module("peft")  # imports bitsandbytes, which asks the CUDA build of torch for more than is simulated
         with import_module("tests.simulated_gpu").simulated_gpu():
             _functions()[name](setting)
     else:
