@@ -18,7 +18,8 @@ from marft.common.types import SamplingParams
 from marft.config import parse_recipe
 from marft.inference.decoding import DecodeRequest, RowResult, RunningBatch
 from marft.models.backbone import Backbone
-from marft.models.packed_rows import PackedRows
+from marft.models.decode_cache import PackedDecodeCache
+from marft.models.packed_rows import PackedRows, PrefixTree
 from marft.runs.run_folder import RunFolder
 from marft.trainer.train import train
 from tests.families import FAMILY, OWN, RECURRENT, random_model
@@ -47,6 +48,11 @@ def backbone(request: pytest.FixtureRequest) -> Backbone:
     return found
 
 
+def adapter_gradients(backbone: Backbone) -> list[torch.Tensor]:
+    adapters = [adapter for policy in ("one", "two") for adapter in backbone.adapters(policy).values()]
+    return [half.grad.clone() for adapter in adapters for half in (adapter.a, adapter.b) if half.grad is not None]
+
+
 def test_rows_of_all_policies_in_one_batch_are_as_each_alone(backbone: Backbone) -> None:
     """Values and gradients; padding at the ends of rows reaches no state."""
     weights = torch.linspace(-1, 1, 32)
@@ -54,14 +60,39 @@ def test_rows_of_all_policies_in_one_batch_are_as_each_alone(backbone: Backbone)
     for batches in ([(ROWS, POLICIES)], [([row], [policy]) for row, policy in zip(ROWS, POLICIES, strict=True)]):
         backbone.model.zero_grad()
         hidden = torch.cat([backbone.hidden_states(PackedRows.from_rows(*batch, CPU)) for batch in batches])
-        adapters = [adapter for policy in ("one", "two") for adapter in backbone.adapters(policy).values()]
         (hidden * weights).sum().backward()
-        results.append(
-            [hidden.detach(), *(adapter.a.grad.clone() for adapter in adapters if adapter.a.grad is not None)]
-        )
+        results.append([hidden.detach(), *adapter_gradients(backbone)])
     for together, alone in zip(*results, strict=True):
         scale = alone.abs().max() + 1e-6
         torch.testing.assert_close(together / scale, alone / scale, rtol=0, atol=1e-4)
+
+
+TREE_ROWS = [
+    np.array(row, np.int32)
+    for row in ([7], [7, 8], [7, 8, 9, 3], [7, 8, 9, 4, 5], [7, 8, 9, 4, 6, *range(30)], [2, *range(20)])
+]
+
+
+def test_rows_in_a_prefix_tree_are_as_each_alone(backbone: Backbone) -> None:
+    """Values, gradients, and states in slots. Rows end inside others and branch within a convolution's width."""
+    if not backbone.recurrent or not backbone.supports_trees:
+        pytest.skip("no tree for this model")
+    policies = ["one"] * 5 + ["two"]
+    separate = PackedRows.from_rows(TREE_ROWS, policies, CPU)
+    tree = PackedRows.from_tree(PrefixTree.from_rows(TREE_ROWS, policies), CPU, size=80)
+    results = []
+    for rows in (separate, tree):
+        backbone.model.zero_grad()
+        hidden = torch.cat([backbone.hidden_states(rows)[places] for places in rows.token_indices()])
+        (hidden * torch.linspace(-1, 1, 32)).sum().backward()
+        cache = PackedDecodeCache(backbone)
+        with torch.no_grad():
+            cache.prefill(rows, [[slot, slot + 6] for slot in range(6)])
+            decoded = cache.step(torch.arange(12), list(map(len, TREE_ROWS)) * 2, policies * 2)
+        results.append([hidden.detach(), decoded, *adapter_gradients(backbone)])
+    for alone, together in zip(*results, strict=True):
+        scale = alone.abs().max() + 1e-6
+        torch.testing.assert_close(together / scale, alone / scale, rtol=0, atol=1e-3)
 
 
 def test_a_row_in_a_filled_batch_does_not_depend_on_those_beside_it(backbone: Backbone) -> None:
@@ -105,10 +136,9 @@ def test_gradients_are_the_same_when_activations_are_computed_again(backbone: Ba
         if again:
             backbone.checkpoint_activations()
         backbone.model.zero_grad()
-        adapters = [adapter for policy in ("one", "two") for adapter in backbone.adapters(policy).values()]
         hidden = backbone.hidden_states(PackedRows.from_rows(ROWS, POLICIES, CPU))
         (hidden * torch.linspace(-1, 1, 32)).sum().backward()
-        gradients.append([adapter.b.grad.clone() for adapter in adapters if adapter.b.grad is not None])
+        gradients.append(adapter_gradients(backbone))
     for plain, recomputed in zip(*gradients, strict=True):
         torch.testing.assert_close(recomputed, plain)
 

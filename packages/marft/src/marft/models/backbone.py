@@ -28,7 +28,7 @@ from marft.models.lora import Adapter, AdapterSet, MultiLoraLinear, Routing
 from marft.models.native_forward import native_hidden_states
 from marft.models.packed_rows import PackedRows, PrefixTree
 from marft.models.quantization import count_quantized_weights
-from marft.models.recurrent import register_mixers
+from marft.models.recurrent import register_mixers, supports_trees
 from marft.models.router_replay import ExpertLog, RouterReplay
 from marft.models.tree_attention import TreePlan
 
@@ -68,7 +68,9 @@ class Backbone:
         self.layers: dict[str, MultiLoraLinear] = {}
         self.experts: dict[str, MultiLoraExperts] = {}
         self.decoder = _find_decoder(model)
-        self.recurrent = register_mixers(self.decoder)  # whether rows have states besides keys and values
+        mixers = register_mixers(self.decoder)
+        self.recurrent = bool(mixers)  # whether rows have states besides keys and values
+        self.supports_trees = supports_trees(mixers)
         self.fused = supports_fused(self.decoder)  # whether to run the decoder without its modules
         self.native = False  # whether to run the model's own forward, without packing
         self.fp32_residual = False  # whether the residual stream is float32 although the weights are half precision
@@ -135,7 +137,7 @@ class Backbone:
         saved = tokens - len(tree.ids)
         return (
             not self.native
-            and not self.recurrent
+            and self.supports_trees
             and saved >= max(1, MIN_SAVED_SHARE * tokens)
             and saved * self._layer_weights >= NODE_COST * len(tree.nodes)
         )

@@ -3,9 +3,9 @@
 transformers computes these layers (mixers) with functions of their modules: a causal convolution and a scan. The
 mixer's own forward runs on the packed tokens, so its linear layers see no padding and adapters are routed as usual.
 Within :func:`~marft.models.attention.use_plan`, the functions are replaced. With a :class:`PackedPlan`, rows of similar
-length are padded and computed together by the original function, from an empty state. A prefill keeps the state at
-each row's end. With a :class:`DecodePlan`, the mixer gets one token per row and the states of the rows' slots, and
-updates the states in place.
+length are padded and computed together by the original function, from an empty state. With a :class:`TreePlan`, a part
+of a row starts from the state at the end of its prefix. A prefill keeps the state at each row's end. With a
+:class:`DecodePlan`, the mixer gets one token per row with the states of the rows' slots, and updates them in place.
 
 The functions of transformers call the kernels of ``fla``, ``mamba_ssm`` and ``causal_conv1d`` where installed.
 """
@@ -25,22 +25,29 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from marft.models.attention import DecodePlan, PackedPlan, current_plan
-from marft.models.devices import to_device
+from marft.models.devices import is_on_cpu, to_device
 from marft.models.recurrent_states import RecurrentStates
+from marft.models.tree_attention import TreePlan
 
 CACHE_NAMES = ("cache_params", "past_key_values")  # names of a mixer's cache argument
 NO_LIMIT = (0.0, float("inf"))
+CPU_CHUNK = 64  # maximum chunk of Mamba 2 on a CPU, where the function of transformers takes half the time of 256
 _mixer: ContextVar[Any] = ContextVar("mixer")  # the running mixer
 
 
-def register_mixers(decoder: nn.Module) -> bool:
-    """Let the decoder's recurrent layers compute packed rows; return whether there are any."""
+def register_mixers(decoder: nn.Module) -> list[nn.Module]:
+    """Let the decoder's recurrent layers compute packed rows; return these layers."""
     mixers = [module for module in decoder.modules() if _is_mixer(module)]
     for mixer in mixers:
         _replace_functions(sys.modules[type(mixer).__module__])
         mixer.register_forward_pre_hook(_enter_mixer, with_kwargs=True)
         mixer.register_forward_hook(_leave_mixer)
-    return bool(mixers)
+    return mixers
+
+
+def supports_trees(mixers: Sequence[nn.Module]) -> bool:
+    """Return whether recurrent layers can start from the state at a branch of a prefix tree."""
+    return not any(hasattr(sys.modules[type(mixer).__module__], "mamba_selective_scan") for mixer in mixers)
 
 
 def _is_mixer(module: nn.Module) -> bool:
@@ -116,21 +123,31 @@ def _convolve(
     **_: object,
 ) -> Tensor:
     """Convolve each row, [1, C, N]."""
-    plan, x_NC = _packed_plan(), x_1CN[0].t()
+    plan, x_NC, width = _row_plan(), x_1CN[0].t(), weight.shape[-1]
     if plan.cache is not None:
-        last_inputs = _last_tokens(x_NC, plan.lengths, weight.shape[-1])
-        plan.cache.states.write(_mixer.get().layer_idx, "conv", last_inputs.transpose(1, 2), plan.slots or [])
-    out_NC = plan.map_rows(
-        lambda x_BTC: original(x_BTC.transpose(1, 2), weight, bias, activation=activation).transpose(1, 2), x_NC
-    )
-    return out_NC.t()[None]
+        rows = plan.tree.token_indices if isinstance(plan, TreePlan) else _row_indices(plan.lengths)
+        _store_states(plan, "conv", _last_tokens(x_NC, rows, width).transpose(1, 2))
+
+    def convolve(x_BTC: Tensor) -> Tensor:
+        return original(x_BTC.transpose(1, 2), weight, bias, activation=activation).transpose(1, 2)
+
+    if isinstance(plan, TreePlan):
+        return plan.segments.convolve(convolve, x_NC, width).t()[None]
+    return plan.map_rows(convolve, x_NC).t()[None]
 
 
-def _last_tokens(x_NC: Tensor, lengths: Sequence[int], width: int) -> Tensor:
-    """Return the last ``width`` tokens of each row, [B, width, C], with zeros before a shorter row."""
-    ends = np.cumsum(lengths)[:, None]
-    indices = ends - width + np.arange(width)
-    inside = to_device(indices >= ends - np.array(lengths)[:, None], x_NC.device)
+def _row_indices(lengths: Sequence[int]) -> list[np.ndarray]:
+    return np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1])
+
+
+def _last_tokens(x_NC: Tensor, rows: Sequence[np.ndarray], width: int) -> Tensor:
+    """Return the last ``width`` tokens of each row, [B, width, C], with zeros before a shorter row.
+
+    Args:
+        rows: token indices of each row.
+    """
+    indices = np.stack([np.pad(row[-width:], (max(0, width - len(row)), 0), constant_values=-1) for row in rows])
+    inside = to_device(indices >= 0, x_NC.device)
     return x_NC[to_device(indices.clip(0), x_NC.device)] * inside[..., None]
 
 
@@ -146,13 +163,16 @@ def _gated_delta_rule(
 ) -> tuple[Tensor, None]:
     """Apply the gated delta rule (Yang et al. 2024) to each row, [1, N, H, D]."""
 
-    def scan(g: Tensor, beta: Tensor, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def scan(
+        state: Tensor | None, g: Tensor, beta: Tensor, query: Tensor, key: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor]:
         out: tuple[Tensor, Tensor] = original(
             query,
             key,
             value,
             g=g,
             beta=beta,
+            initial_state=state,
             output_final_state=True,
             use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
         )
@@ -177,9 +197,12 @@ def _mamba2_scan(
 ) -> Tensor:
     """Apply the state space of Mamba 2 (Dao and Gu 2024) to each row, [1, N, H, D]."""
 
-    def scan(dt: Tensor, x: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        size = min(chunk_size, 1 << (x.shape[1] - 1).bit_length())  # short rows need no long chunk
-        out: tuple[Tensor, Tensor] = original(x, dt, a, b, c, chunk_size=size, D=D, return_final_states=True)
+    def scan(state: Tensor | None, dt: Tensor, x: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        longest = min(chunk_size, CPU_CHUNK) if is_on_cpu(x) else chunk_size
+        size = min(longest, 1 << (x.shape[1] - 1).bit_length())  # short rows need no long chunk
+        out: tuple[Tensor, Tensor] = original(
+            x, dt, a, b, c, chunk_size=size, D=D, initial_states=state, return_final_states=True
+        )
         return out
 
     return _scan_rows(scan, (_time_steps(dt, dt_bias, dt_softplus, dt_limit),), (x, b, c))
@@ -218,7 +241,8 @@ def _mamba_scan(
     """Apply the state space of Mamba (Gu and Dao 2023) to each row, [1, C, N]."""
     assert z is not None
 
-    def scan(dt: Tensor, x: Tensor, b: Tensor, c: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    def scan(state: Tensor | None, dt: Tensor, x: Tensor, b: Tensor, c: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        assert state is None, "transformers' scan starts from an empty state"
         dt, x, b, c, z = (part.transpose(1, 2) for part in (dt, x, b, c, z))
         out, state = original(x, dt, a, b, c, D=D, z=z, **{**keywords, "return_last_state": True})
         return out.transpose(1, 2), state
@@ -238,28 +262,46 @@ def _scan_rows(scan: Callable[..., tuple[Tensor, Tensor]], rates: Sequence[Tenso
     """Scan each row from an empty state, [1, N, …]; a prefill stores the final states.
 
     Args:
-        scan: returns the output and the final state of padded rows.
+        scan: function of an initial state (None: empty) and of padded rows to their output and final state.
         rates: decays and step sizes, [1, N, H]. Padding gets 0 and therefore leaves the state unchanged.
         inputs: other inputs of the scan, [1, N, …].
     """
-    plan, states = _packed_plan(), list[Tensor]()
-
-    def run(*padded: Tensor) -> Tensor:
-        out, state = scan(*padded)
-        states.append(state)
-        return out
-
-    out = plan.map_rows(run, *(x[0] for x in (*rates, *inputs)), masked=len(rates))
-    if plan.cache is not None and plan.slots is not None:
-        row_slots = [plan.slots[row] for row in plan.order]
-        plan.cache.states.write(_mixer.get().layer_idx, "recurrent", torch.cat(states), row_slots)
+    plan, packed = _row_plan(), [x[0] for x in (*rates, *inputs)]
+    if isinstance(plan, TreePlan):
+        out, final_states = plan.segments.scan(scan, len(rates), *packed)
+    else:
+        out, final_states = _scan_separate_rows(plan, scan, len(rates), packed)
+    if plan.cache is not None:
+        _store_states(plan, "recurrent", final_states)
     return out[None]
 
 
-def _packed_plan() -> PackedPlan:
+def _scan_separate_rows(
+    plan: PackedPlan, scan: Callable[..., tuple[Tensor, Tensor]], masked: int, packed: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return the output, [N, …], and the final state of each row, [B, …]."""
+    states: list[Tensor] = []
+
+    def run(*padded: Tensor) -> Tensor:
+        out, state = scan(None, *padded)
+        states.append(state)
+        return out
+
+    out = plan.map_rows(run, *packed, masked=masked)
+    return out, torch.cat(states)[to_device(np.argsort(plan.order), out.device)]
+
+
+def _row_plan() -> PackedPlan | TreePlan:
     plan = current_plan()
-    assert isinstance(plan, PackedPlan), "recurrent layers compute no prefix trees"
+    assert isinstance(plan, PackedPlan | TreePlan)
     return plan
+
+
+def _store_states(plan: PackedPlan | TreePlan, kind: str, states: Tensor) -> None:
+    """Store the states at the rows' ends, [B, …], in the rows' slots."""
+    assert plan.cache is not None
+    assert plan.slots is not None
+    plan.cache.states.write(_mixer.get().layer_idx, kind, states, plan.slots)
 
 
 def _skip(*_: object, **__: object) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from marft.models.attention import AttentionSpec, KVCache, eager_attention, padded_length
 from marft.models.devices import AutogradContext, to_device
 from marft.models.packed_rows import PrefixTree, Span, TreeNode
+from marft.models.tree_segments import TreeSegments
 
 MAX_GROUP_SCORES = 2**23  # maximum scores of a group with several nodes, for one head
 MAX_BLOCK_SCORES = 2**21  # maximum scores of a block, if at least LEAST queries fit
@@ -188,7 +190,7 @@ class TreePlan:
         cache: KVCache | None = None,
         slots: list[list[int]] | None = None,
     ) -> None:
-        self.tree, self.cached, self.cache, self.slots = tree, cached, cache, slots
+        self.tree, self.cached, self.cache, self.slots, self.device = tree, cached, cache, slots, device
         few_copies = count_copied_keys(tree) <= MAX_KEY_COPIES * len(tree.ids)
         # few keys: nodes attend in groups, with copied keys
         self.use_groups = few_copies and count_group_scores(tree) <= MAX_GROUPED_SCORES
@@ -199,6 +201,11 @@ class TreePlan:
             self.positions[indices] = np.arange(len(indices))
         self.query_positions, self.key_positions = to_device(tree.positions, device), to_device(self.positions, device)
         self.all_indices = to_device(np.concatenate(tree.token_indices), device) if cache else None
+
+    @cached_property
+    def segments(self) -> TreeSegments:
+        """Segments of the tree, for recurrent layers."""
+        return TreeSegments(self.tree, self.device)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         """Attend over the prefix tree; see :class:`~marft.models.attention.AttentionPlan`."""
