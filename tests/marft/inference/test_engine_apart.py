@@ -22,6 +22,7 @@ from marft.inference.subprocess_engine.messages import (
     CancelRequest,
     EngineInit,
     LoadCommand,
+    SampleRequest,
     TokenChunk,
 )
 from marft.inference.subprocess_engine.python_environment import find_python
@@ -113,10 +114,25 @@ def test_every_beginning_of_an_option_is_asked_for_once() -> None:
 
 def test_what_was_sampled_with_several_weights_has_all_their_versions(tiny_tokenizer: PreTrainedTokenizerBase) -> None:
     nobody: Any = None
-    asked = PendingRequest(nobody, nobody)
+    message = SampleRequest(1, "actor", np.array([7], np.int32), SamplingParams(), 0, [2])
+    asked = PendingRequest(message, nobody)
     for lowest, highest, finish in ((3, 4, ""), (3, 5, ""), (4, 4, "length")):
         asked.add_chunk(TokenChunk(1, np.array([5], np.int32), np.zeros(1, np.float32), finish, lowest, highest))
-    assert asked.build_completion(tiny_tokenizer, (2,), SamplingParams()).versions == VersionRange(3, 5)
+    completion = asked.build_completion(tiny_tokenizer, (2,), SamplingParams())
+    assert completion.versions == VersionRange(3, 5)
+    assert completion.token_versions is None  # the first chunks do not say which token has which version
+
+
+def test_tokens_keep_the_version_that_sampled_each_of_them(tiny_tokenizer: PreTrainedTokenizerBase) -> None:
+    nobody: Any = None
+    message = SampleRequest(1, "actor", np.array([7], np.int32), SamplingParams(), 0, [2])
+    request, ids = PendingRequest(message, nobody), np.array([5, 6], np.int32)
+    request.add_chunk(TokenChunk(1, ids, np.zeros(2, np.float32), "", 3, 3))
+    request.add_chunk(TokenChunk(1, ids, np.zeros(2, np.float32), "length", 3, 4, versions=np.array([3, 4], np.int32)))
+    completion = request.build_completion(tiny_tokenizer, (2,), SamplingParams())
+    assert completion.versions == VersionRange(3, 4)
+    assert completion.token_versions is not None
+    assert completion.token_versions.tolist() == [3, 3, 3, 4]
 
 
 @pytest.mark.slow

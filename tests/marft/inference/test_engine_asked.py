@@ -11,9 +11,10 @@ from marft.common.token_data import Grammar
 from marft.common.types import Completion, SamplingParams
 from marft.inference.detokenizer import StopStringChecker, detokenizer_factory
 from marft.inference.subprocess_engine.engine import PendingRequest
-from marft.inference.subprocess_engine.messages import TokenChunk
+from marft.inference.subprocess_engine.messages import SampleRequest, TokenChunk
 
 NOBODY: Any = None
+REQUEST = SampleRequest(1, "actor", np.array([7], np.int32), SamplingParams(), 0, [2])
 STOPS = (2,)
 
 
@@ -34,7 +35,7 @@ def completed(
 
 def test_the_token_that_ends_a_turn_is_no_part_of_its_text(tiny_tokenizer: PreTrainedTokenizerBase) -> None:
     """Whatever it spells: a recipe may end turns with a word."""
-    asked = PendingRequest(NOBODY, NOBODY)
+    asked = PendingRequest(REQUEST, NOBODY)
     assert asked.add_chunk(said(5, 6, 7))
     whole, ended = (asked.build_completion(tiny_tokenizer, stops, SamplingParams()) for stops in ((2,), (7,)))
     assert ended.tokens.tolist() == whole.tokens.tolist() == [5, 6, 7]
@@ -48,11 +49,11 @@ def test_of_a_text_that_ends_early_only_what_was_allowed_for_up_to_there_counts(
     table = np.array([[1], [2]], np.uint8)
     held = {"mask_at": ids(0, 2, 3), "mask_which": ids(0, 1, 0), "mask_table": table, "forced": ids(1, 4)}
     message, sampling = said(5, 6, 7, 8, 9, **held), SamplingParams(grammar=Grammar("regex", "a"))
-    whole = completed(PendingRequest(NOBODY, NOBODY), message, tiny_tokenizer, sampling)
+    whole = completed(PendingRequest(REQUEST, NOBODY), message, tiny_tokenizer, sampling)
     assert whole.masks is not None
     assert (whole.masks.at.tolist(), whole.forced) == ([0, 2, 3], (1, 4))
     ending = StopStringChecker(detokenizer_factory(tiny_tokenizer, STOPS)(), (str(tiny_tokenizer.decode([7])),))
-    early = completed(PendingRequest(NOBODY, NOBODY, ending), message, tiny_tokenizer, sampling)
+    early = completed(PendingRequest(REQUEST, NOBODY, ending), message, tiny_tokenizer, sampling)
     assert (early.tokens.tolist(), early.finish) == ([5, 6, 7], "stop")
     assert early.masks is not None
     assert (early.masks.at.tolist(), early.forced) == ([0, 2], (1,))

@@ -396,6 +396,7 @@ class ActionBuilder:
         log_probs = np.zeros(len(tokens), np.float32)
         own = np.isin(marks, (TokenSource.SAMPLED, TokenSource.FORCED))
         log_probs[own] = np.concatenate([completion.log_probs for completion in self._completions])
+        token_versions = self._token_versions()
         sources: list[Completion | HelperReply] = [*self._completions, *self._helper_replies]
         used = [source.usage for source in sources if source.usage]
         reply_log_probs = [reply.log_probs for reply in self._helper_replies]
@@ -420,6 +421,7 @@ class ActionBuilder:
             consultations=tuple(reply.record for reply in self._helper_replies if reply.record),
             finish=finish,
             versions=reduce(or_, (completion.versions for completion in self._completions)),
+            token_versions=None if token_versions is None else token_versions[marks[own] == TokenSource.SAMPLED],
             usage=sum(used, Usage()) if used else None,
             restarts=tuple(self._restarts),
             experts=self._merge_experts(len(tokens)),
@@ -436,3 +438,10 @@ class ActionBuilder:
             RoutedExperts.merge(records or [nothing], len(segment.context) + segment.stop - segment.start - 1)
             for records, segment in zip(self._experts, segments, strict=True)
         )
+
+    def _token_versions(self) -> TokenIds | None:
+        """Return the policy version of each sampled or forced token; None if they are equal, or some are unknown."""
+        versions = [completion.list_token_versions() for completion in self._completions]
+        known = [own for own in versions if own is not None]
+        joined = np.concatenate([NO_TOKENS, *known])
+        return joined if len(known) == len(versions) and (joined != joined[0]).any() else None

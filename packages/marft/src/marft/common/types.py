@@ -191,6 +191,7 @@ class Completion:
     sampling temperature (at temperature 1 for a greedy sample). ``text`` excludes the end-of-turn token and everything
     from a stop string on. ``calls`` are the tool calls, if the engine itself parsed them. ``masks`` are the grammar's
     masks at positions with more than one allowed token. ``forced`` lists the positions with exactly one.
+    ``token_versions`` is set if the weights changed between tokens, and the engine knows where.
     """
 
     tokens: TokenIds  # [T]
@@ -203,7 +204,14 @@ class Completion:
     masks: GrammarMasks | None = None
     forced: tuple[int, ...] = ()  # positions in ``tokens``
     alternatives: tuple[tuple[tuple[int, float], ...], ...] = ()  # for each token: ids and log-probs, most likely first
+    token_versions: TokenIds | None = None  # [T], version of the policy that sampled each token
     experts: RoutedExperts | None = None  # of the prompt and of the tokens but the last, if the model asks for a record
+
+    def list_token_versions(self) -> TokenIds | None:
+        """Return the policy version of each token, [T]; None if it is unknown."""
+        if self.token_versions is None and self.versions.lowest == self.versions.highest:
+            return np.full(len(self.tokens), self.versions.lowest, np.int32)
+        return self.token_versions
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -324,6 +332,7 @@ class Action:
     consultations: tuple[HelperCallRecord, ...] = ()  # helper calls, whose replies are part of the text
     wishes: str = ""  # client requests that are only recorded, such as a seed: JSON
     profile_version: int = 0  # version of the agent's instructions, if they are learned
+    token_versions: TokenIds | None = None  # [decisions], policy version of each; None: a single one, or unknown
     experts: tuple[RoutedExperts, ...] = ()  # for each segment: of its context and of its tokens but the last
 
     @property

@@ -17,6 +17,15 @@ if TYPE_CHECKING:
 
 
 VLLM_MEMORY_SHARE = 0.9  # vLLM's own default of gpu_memory_utilization
+WeightUpdates = Annotated[
+    Literal["drain", "in_flight"],
+    Field(
+        description=(
+            "weights of running requests after an update; drain: requests finish with their first weights; in_flight: "
+            "requests continue with the new weights from the next token"
+        )
+    ),
+]
 EnforceEager = Annotated[
     bool,
     Field(description="run decoding operation by operation; false: as CUDA graphs, where the device and the model can"),
@@ -86,6 +95,7 @@ class Vllm(EngineFactory):
             "GPUs of the replicas, divided evenly and numbered as in CUDA; []: every GPU, with several replicas"
         ),
     )
+    weight_updates: WeightUpdates = "drain"
     sleep: bool = Field(
         default=False,
         description="free the engine's GPU memory during the optimizer step, for a GPU shared with the learner",
@@ -133,6 +143,7 @@ class Process(EngineFactory):
     prefix_cache_mb: NonNegativeCount = Field(
         default=512, description="size limit of the prefix cache, in MiB per base model; 0: no cache"
     )
+    weight_updates: WeightUpdates = "drain"
     enforce_eager: EnforceEager = False
     timeout_seconds: Positive = Field(
         default=600.0, description="maximum seconds without a message from the process before a restart"

@@ -141,7 +141,7 @@ class LocalEngine:
     async def run_between_tokens(self, work: Callable[[], T]) -> T:
         """Run ``work`` on the worker; with continuous admission, before the next token.
 
-        It must not modify the weights of live rows.
+        If it modifies the weights of live rows, it must call :meth:`refresh_adapters`.
         """
         self._pending_jobs += 1
         try:
@@ -199,6 +199,12 @@ class LocalEngine:
         """Clear the prefix cache before a weight update. It runs on the worker, and no row may be live."""
         for batch in self._batches.values():
             batch.clear_cache()
+
+    def refresh_adapters(self) -> None:
+        """On the worker: let live rows use adapters that changed in place. They keep their keys and values."""
+        for batch in self._batches.values():
+            # new lists, because forwards cache what they derive from adapters by the lists of live rows
+            batch.live, batch.adapters = [*batch.live], [*batch.adapters]
 
     def version(self, policy: str) -> int:
         """Return the last published version for a policy; 0 without a published version."""

@@ -28,7 +28,8 @@ from marft.common.types import Action, Episode, Fork, Task, TokenIds, Transition
 
 # columns that older files lack; their fields get the default
 OPTIONAL_COLUMNS = {
-    "restarts", "thought", "only_thought", "masks", "began", "answer", "imagined", "profile_version", "experts",
+    "restarts", "thought", "only_thought", "masks", "began", "answer", "imagined", "profile_version", "token_versions",
+    "experts",
 }  # fmt: skip
 ROW_GROUP_SIZE = 1024  # rows of a row group, the minimum that is read for one episode
 

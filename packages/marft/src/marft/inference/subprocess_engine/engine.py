@@ -26,7 +26,7 @@ from marft.common.processes.supervisor import Supervisor
 from marft.common.processes.weight_transfer import WeightTransfer
 from marft.common.texts import cut_at_stop
 from marft.common.token_data import GrammarMasks, RoutedExperts
-from marft.common.types import ActionKey, Choice, Completion, Option, Prompt, SamplingParams, VersionRange
+from marft.common.types import ActionKey, Choice, Completion, Option, Prompt, SamplingParams, TokenIds, VersionRange
 from marft.common.usage import ENGINE_RESTARTS
 from marft.config.interfaces.engine import Weights
 from marft.inference.choice_sampling import sample_choices
@@ -109,11 +109,23 @@ class PendingRequest:
                 for chunk in chunks
                 for row, numbers in zip(chunk.top_ids, chunk.top_log_probs, strict=True)
             ),
+            token_versions=_join_versions(chunks),
             experts=_build_experts(chunks[-1], len(self.message.prompt) + len(ids) - 1),
         )
 
     def _count_tokens(self) -> int:
         return sum(len(chunk.tokens) for chunk in self.chunks)
+
+
+def _join_versions(chunks: Sequence[TokenChunk]) -> TokenIds | None:
+    """Return the version of each token, [T]; None if all tokens have the same version, or a version is unknown."""
+    versions = [
+        np.full(len(chunk.tokens), chunk.lowest, np.int32) if chunk.lowest == chunk.highest else chunk.versions
+        for chunk in chunks
+    ]
+    joined = np.concatenate(versions)
+    known = all(len(own) == len(chunk.tokens) for own, chunk in zip(versions, chunks, strict=True))
+    return joined if known and (joined != joined[0]).any() else None
 
 
 def _build_masks(last: TokenChunk, tokens: int) -> GrammarMasks | None:
@@ -132,8 +144,12 @@ def _build_experts(last: TokenChunk, size: int) -> RoutedExperts | None:
 
 def _truncate(chunk: TokenChunk, count: int) -> TokenChunk:
     """Keep the first ``count`` tokens."""
+    versions = chunk.versions[:count]
     return replace(
         chunk,
+        lowest=int(versions.min()) if len(versions) else chunk.lowest,
+        highest=int(versions.max()) if len(versions) else chunk.highest,
+        versions=versions,
         tokens=chunk.tokens[:count],
         log_probs=chunk.log_probs[:count],
         finish="",
@@ -361,7 +377,8 @@ class SubprocessEngine:
         self._weights[name] = command
         await self._run_command(command, number)
         if previous and previous.path:
-            self._old_folders.append((previous.path, set(self._pending)))
+            users = set() if self.init_message.in_flight else set(self._pending)
+            self._old_folders.append((previous.path, users))
             self._remove_old_folders(number)
 
     async def _run_command(self, message: object, number: int) -> None:

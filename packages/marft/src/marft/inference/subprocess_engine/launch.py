@@ -93,6 +93,7 @@ def build_process_init_message(
             "prefix_bytes": settings.prefix_cache_mb * 2**20,
             "cuda_graphs": not settings.enforce_eager,
         },
+        in_flight=settings.weight_updates == "in_flight",
     )
 
 
@@ -188,6 +189,7 @@ def vllm_init_message(settings: Vllm, run: RunSettings, models: PolicyRegistry, 
         {**VLLM_QUANTIZATION[run.models[policies[0].base].quantization], **fill_variables(dict(settings.engine_args))},
         *grammar_setup(policies[0].tokenizer, _make_grammar_masker(policies[0])),
         sleep_mode=settings.sleep,
+        in_flight=settings.weight_updates == "in_flight",
         router_replay=run.models[policies[0].base].router_replay,
     )
 

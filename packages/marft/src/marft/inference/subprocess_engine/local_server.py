@@ -64,11 +64,15 @@ START_ERRORS = (ValueError, TypeError, RuntimeError, OSError, ImportError)
 
 @dataclass(slots=True, eq=False)
 class TokenStream:
-    """Token stream for a request, with the number of tokens sent so far."""
+    """Token stream for a request, with the number of tokens sent so far.
+
+    Args:
+        versions: pairs of a token's position and the policy version from there on.
+    """
 
     connection: AsyncConnection
     request: SampleRequest
-    slot: PolicySlot
+    versions: list[tuple[int, int]]
     sent_tokens: int = 0
 
     def send_token(self, token: int, log_prob: float, alternatives: Alternatives) -> None:
@@ -97,10 +101,19 @@ class TokenStream:
         *mask_arrays: Any,
         experts: Ids = NO_EXPERTS,
     ) -> None:
-        version = self.slot.command.version
+        lowest, highest, versions = self._get_versions(len(tokens))
         top_arrays = _alternative_arrays(alternatives, self.request.sampling.alternatives)
-        chunk = TokenChunk(self.request.number, tokens, log_probs, finish, version, version, *top_arrays, *mask_arrays)
-        self.connection.send(replace(chunk, experts=experts))
+        chunk = TokenChunk(self.request.number, tokens, log_probs, finish, lowest, highest, *top_arrays, *mask_arrays)
+        self.connection.send(replace(chunk, versions=versions, experts=experts))
+
+    def _get_versions(self, count: int) -> tuple[int, int, Ids]:
+        """Return the lowest and highest version of the next tokens; and the version of each token, if mixed."""
+        versions = np.zeros(self.sent_tokens + max(count, 1), np.int32)
+        for start, version in self.versions:
+            versions[start:] = version
+        new = versions[self.sent_tokens :]
+        lowest, highest = int(new.min()), int(new.max())
+        return lowest, highest, new if lowest < highest else NO_POSITIONS
 
 
 def main(descriptor: int) -> None:
@@ -123,7 +136,11 @@ async def _serve(client: socket.socket, thread: CallerThreadExecutor) -> None:
         connection.send(RemoteError(str(error), "run", ""))
         await connection.drain()
         raise
-    server = Server(connection, backbone, format, thread, init_message)
+    # imported here, because it imports this module
+    from marft.inference.subprocess_engine.local_in_flight import InFlightServer
+
+    server_class = InFlightServer if init_message.in_flight else Server
+    server = server_class(connection, backbone, format, thread, init_message)
     connection.send(EngineReady(os.getpid(), f"MARFT {__version__}"))
     await server.serve()
 
@@ -168,7 +185,7 @@ class Server(EngineServer):
             cuda_graphs=init_message.options["cuda_graphs"],
         )
         self._request_finished = asyncio.Event()  # set when a request finishes
-        self._pending_scores: list[tuple[ScoreRequest, PolicySlot, asyncio.Future[Numbers]]] = []
+        self._pending_scores: list[tuple[ScoreRequest, PolicySlot, asyncio.Future[tuple[Numbers, int]]]] = []
 
     async def _responds(self) -> bool:
         """Wait until the engine advances to its next token."""
@@ -205,44 +222,64 @@ class Server(EngineServer):
 
     async def _sample(self, request: SampleRequest, slot: PolicySlot) -> None:
         loop = asyncio.get_running_loop()
-        stream = TokenStream(self.connection, request, slot)
+        stream = TokenStream(self.connection, request, [(0, slot.command.version)])
 
         def token_callback(token: int, log_prob: float, alternatives: Alternatives) -> None:
             loop.call_soon_threadsafe(stream.send_token, token, log_prob, alternatives)
 
-        sampling = request.sampling
-        uniforms = np.random.Generator(np.random.Philox(request.seed)).random(sampling.max_new_tokens, np.float32)
-        row = DecodeRequest(
-            slot.adapter, request.prompt, sampling, uniforms, token_callback=token_callback if request.stream else None
-        )
+        row = make_row(request, slot.adapter)
+        await self._sample_row(replace(row, token_callback=token_callback) if request.stream else row, stream)
+
+    async def _sample_row(self, row: DecodeRequest, stream: TokenStream) -> None:
+        """Sample a row, and send the rest of its stream or its failure."""
+        number = stream.request.number
         try:
-            stream.finish(await self.engine.sample_row(ANY_POLICY, row, ActionKey("", "", 0, 0, "", request.number)))
+            stream.finish(await self.engine.sample_row(ANY_POLICY, row, ActionKey("", "", 0, 0, "", number)))
         except EpisodeFailedError as failure:
-            self.connection.send(RequestFailed(request.number, failure.reason))
+            self.connection.send(RequestFailed(number, failure.reason))
 
     async def _score(self, request: ScoreRequest, slot: PolicySlot) -> None:
-        result: asyncio.Future[Numbers] = asyncio.get_running_loop().create_future()
+        result: asyncio.Future[tuple[Numbers, int]] = asyncio.get_running_loop().create_future()
         self._pending_scores.append((request, slot, result))
         if len(self._pending_scores) == 1:
             self._start_task(self._score_batch())
-        version = slot.command.version
-        self.connection.send(ScoreResponse(request.number, await result, version, version))
+        log_probs, version = await result
+        self.connection.send(ScoreResponse(request.number, log_probs, version, version))
 
     async def _score_batch(self) -> None:
         """Score the options of every request from this event-loop pass, in few batched forwards."""
         await asyncio.sleep(0)
         pending, self._pending_scores = self._pending_scores, []
-        requests = [_make_choice_request(request, slot) for request, slot, _ in pending]
-        scores = await self.engine.run_between_tokens(lambda: score_options(self.backbone, requests))
-        for (_, _, result), log_probs in zip(pending, scores, strict=True):
+
+        def score() -> list[tuple[Numbers, int]]:
+            requests = [_make_choice_request(request, self._adapter_name(slot)) for request, slot, _ in pending]
+            versions = [self._loaded_version(slot) for _, slot, _ in pending]
+            return list(zip(score_options(self.backbone, requests), versions, strict=True))
+
+        for (_, _, result), scores in zip(pending, await self.engine.run_between_tokens(score), strict=True):
             if not result.done():
-                result.set_result(log_probs)
+                result.set_result(scores)
+
+    def _adapter_name(self, slot: PolicySlot) -> str | None:
+        """Return the name of the slot's adapter in the backbone."""
+        return slot.adapter
+
+    def _loaded_version(self, slot: PolicySlot) -> int:
+        """On the worker: return the version of the weights that a slot's requests use now."""
+        return slot.command.version
 
 
-def _make_choice_request(request: ScoreRequest, slot: PolicySlot) -> ChoiceRequest:
+def make_row(request: SampleRequest, adapter: str | None) -> DecodeRequest:
+    """Return the row of a request."""
+    sampling = request.sampling
+    uniforms = np.random.Generator(np.random.Philox(request.seed)).random(sampling.max_new_tokens, np.float32)
+    return DecodeRequest(adapter, request.prompt, sampling, uniforms)
+
+
+def _make_choice_request(request: ScoreRequest, adapter: str | None) -> ChoiceRequest:
     parts = np.split(request.options, np.cumsum(request.sizes)[:-1])
     sampling = SamplingParams(temperature=request.temperature)
-    return ChoiceRequest(slot.adapter, request.prompt, [Option(part) for part in parts], sampling, 0.0)
+    return ChoiceRequest(adapter, request.prompt, [Option(part) for part in parts], sampling, 0.0)
 
 
 def _alternative_arrays(alternatives: Sequence[Alternatives], count: int) -> tuple[Ids, Numbers]:

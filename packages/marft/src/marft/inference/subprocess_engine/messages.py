@@ -39,6 +39,7 @@ class EngineInit:
         tokenizer: tokenizer as JSON (library ``tokenizers``), for grammars; "": no grammar support.
         end_token: end-of-turn token, as text.
         sleep_mode: whether the engine will get sleep commands.
+        in_flight: whether running requests continue with new weights at their next token.
         router_replay: whether the engine reports the experts of each token.
     """
 
@@ -53,6 +54,7 @@ class EngineInit:
     tokenizer: str = ""
     end_token: str = ""
     sleep_mode: bool = False
+    in_flight: bool = False
     router_replay: bool = False
 
 
@@ -66,7 +68,9 @@ class EngineReady(Ready):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadCommand:
-    """Message to the engine: use new weights for a policy. Earlier requests finish with the old weights.
+    """Message to the engine: use new weights for a policy.
+
+    Earlier requests finish with the old weights, or continue with the new weights (``EngineInit.in_flight``).
 
     Args:
         number: id of this command, unique within the run.
@@ -134,6 +138,7 @@ class TokenChunk:
     mask_which: Ids = field(default_factory=lambda: NO_POSITIONS)  # [M]
     mask_table: Bits = field(default_factory=lambda: NO_BITS)  # [masks, bytes]
     forced: Ids = field(default_factory=lambda: NO_POSITIONS)  # positions where the grammar allowed exactly one token
+    versions: Ids = field(default_factory=lambda: NO_POSITIONS)  # [T], if weights changed between these tokens
     experts: Ids = field(default_factory=lambda: NO_EXPERTS)  # [S, L, K]
 
     def __post_init__(self) -> None:

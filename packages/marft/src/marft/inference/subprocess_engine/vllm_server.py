@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
@@ -28,6 +28,7 @@ from marft.inference.subprocess_engine.messages import (
     NO_EXPERTS,
     NO_IDS,
     NO_NUMBERS,
+    NO_POSITIONS,
     TO_ENGINE,
     VALUES,
     EngineInit,
@@ -45,8 +46,9 @@ from marft.inference.subprocess_engine.messages import (
 from marft.inference.subprocess_engine.server import EngineServer, PolicySlot
 
 if TYPE_CHECKING:
-    from vllm import RequestOutput
+    from vllm import CompletionOutput, RequestOutput
     from vllm.logprobs import Logprob
+    from vllm.lora.request import LoRARequest
     from vllm.v1.engine.async_llm import AsyncLLM
 
 MAX_LOGPROBS = 128  # maximum number of ids with log-probabilities in one request
@@ -78,8 +80,15 @@ async def _serve(client: socket.socket) -> None:
         await connection.drain()
         raise
     connection.send(EngineReady(os.getpid(), program, version("llguidance") if init_message.tokenizer else ""))
-    await Server(connection, engine).serve()
+    await _make_server(connection, engine, init_message).serve()
     engine.shutdown()
+
+
+def _make_server(connection: AsyncConnection, engine: AsyncLLM, init_message: EngineInit) -> Server:
+    # imported here, because it imports this module
+    from marft.inference.subprocess_engine.vllm_in_flight import InFlightServer
+
+    return (InFlightServer if init_message.in_flight else Server)(connection, engine)
 
 
 def _start_engine(init_message: EngineInit, folder: Path) -> tuple[AsyncLLM, str]:
@@ -89,7 +98,7 @@ def _start_engine(init_message: EngineInit, folder: Path) -> tuple[AsyncLLM, str
         folder: temporary folder for the tokenizer, until vLLM has loaded it.
 
     Raises:
-        ValueError: vLLM has no argument with the name of an option.
+        ValueError: vLLM has no argument with the name of an option, or no in-flight weight updates.
     """
     import vllm
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -128,6 +137,11 @@ def _start_engine(init_message: EngineInit, folder: Path) -> tuple[AsyncLLM, str
     if unknown := sorted(init_message.options.keys() - known):
         raise ValueError(
             f"engine.engine_args: vLLM {vllm.__version__} takes no {', '.join(unknown)} (see its AsyncEngineArgs)"
+        )
+    if init_message.in_flight and not hasattr(AsyncLLM, "update_weight_version"):
+        raise ValueError(
+            f"engine.weight_updates: vLLM {vllm.__version__} does not report the weights behind each token; set "
+            "weight_updates = 'drain', or install the current version with `marft engine install vllm`"
         )
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments)), f"vLLM {vllm.__version__}"
 
@@ -193,7 +207,7 @@ class Server(EngineServer):
         if slot.command.full_model:
             await self.engine.collective_rpc("reload_weights", kwargs={"weights_path": slot.command.path})
         elif slot.adapter:
-            await self.engine.add_lora(_lora_request(slot))
+            await self.engine.add_lora(self._lora_request(slot))
         slot.loaded.set()
 
     async def _remove_adapter(self, slot: PolicySlot) -> None:
@@ -226,8 +240,8 @@ class Server(EngineServer):
             structured_outputs=_structured_outputs(requested.grammar) if requested.grammar else None,
             output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
         )
-        lowest = slot.command.version
-        async for output in self._generate(request.prompt.tolist(), sampling, f"{request.number}", slot):
+        name = f"{request.number}"
+        async for output in self._generate(request.prompt.tolist(), sampling, name, slot):
             completion = output.outputs[0]
             if completion.finish_reason not in (None, "stop", "length"):
                 raise ValueError(f"it was ended: {completion.finish_reason}")
@@ -236,17 +250,29 @@ class Server(EngineServer):
             ids = np.array(completion.token_ids, np.int32)
             steps = list(zip(completion.token_ids, completion.logprobs or (), strict=True))
             log_probs = np.array([step[token].logprob for token, step in steps], np.float32)
-            highest = lowest if slot.adapter else self._current_version(slot)
+            lowest, highest, versions = self._get_versions(name, completion, slot)
             top_arrays = _top_logprobs([step for _, step in steps], requested.alternatives)
-            finish, experts = completion.finish_reason or "", _experts(completion)
+            finish = completion.finish_reason or ""
             self.connection.send(
-                TokenChunk(request.number, ids, log_probs, finish, lowest, highest, *top_arrays, experts=experts)
-            )
+                TokenChunk(
+                    request.number, ids, log_probs, finish, lowest, highest, *top_arrays, versions=versions,
+                    experts=_experts(completion),
+                )
+            )  # fmt: skip
 
-    def _current_version(self, slot: PolicySlot) -> int:
-        """Return the version of the current weights, for a request that started with an earlier slot."""
+    def _get_versions(self, name: str, completion: CompletionOutput, slot: PolicySlot) -> tuple[int, int, Ids]:  # noqa: ARG002
+        """Return the lowest and highest version behind new tokens; and the version of each token, if known and mixed.
+
+        Args:
+            name: name of the request in vLLM.
+            completion: the new tokens.
+            slot: slot at the start of the request.
+        """
+        lowest = slot.command.version
+        if slot.adapter:
+            return lowest, lowest, NO_POSITIONS
         current = self._slots[slot.command.policy]
-        return (current if current.loaded.is_set() else slot).command.version
+        return lowest, (current if current.loaded.is_set() else slot).command.version, NO_POSITIONS
 
     async def _score(self, request: ScoreRequest, slot: PolicySlot) -> None:
         """Request the next-token log-probabilities after each option prefix, in one batch."""
@@ -260,9 +286,12 @@ class Server(EngineServer):
             for first in range(0, len(following), MAX_LOGPROBS)
         ]
 
+        versions = set[int]()
+
         async def score_prefix(
             number: int, prefix: tuple[int, ...], ids: Sequence[int]
         ) -> dict[tuple[int, ...], float]:
+            name = f"{request.number}.{number}"
             sampling = SamplingParams(
                 temperature=request.temperature,
                 max_tokens=1,
@@ -273,8 +302,9 @@ class Server(EngineServer):
                 logprob_token_ids=list(ids),
             )
             prompt = [*request.prompt.tolist(), *prefix]
-            async for output in self._generate(prompt, sampling, f"{request.number}.{number}", slot):
+            async for output in self._generate(prompt, sampling, name, slot):
                 (step,) = output.outputs[0].logprobs
+                versions.update(self._get_versions(name, output.outputs[0], slot)[:2])
                 return {(*prefix, id): step[id].logprob for id in ids}
             raise ValueError("no token was sampled")
 
@@ -282,14 +312,22 @@ class Server(EngineServer):
         for scores in await asyncio.gather(*(score_prefix(number, *node) for number, node in enumerate(wanted))):
             log_probs.update(scores)
         sums = [sum(log_probs[option[:end]] for end in range(1, len(option) + 1)) for option in options]
-        version = slot.command.version
-        self.connection.send(ScoreResponse(request.number, np.array(sums, np.float32), version, version))
+        self.connection.send(ScoreResponse(request.number, np.array(sums, np.float32), min(versions), max(versions)))
 
-    def _generate(self, ids: list[int], sampling: object, name: str, slot: PolicySlot) -> AsyncIterator[RequestOutput]:
+    def _generate(
+        self, ids: list[int], sampling: object, name: str, slot: PolicySlot
+    ) -> AsyncGenerator[RequestOutput, None]:
         token_prompt = {"prompt_token_ids": ids, "cache_salt": slot.name}
-        lora = _lora_request(slot) if slot.adapter else None
-        outputs: AsyncIterator[RequestOutput] = self.engine.generate(token_prompt, sampling, name, lora_request=lora)
+        lora = self._lora_request(slot) if slot.adapter else None
+        outputs: AsyncGenerator[RequestOutput, None] = self.engine.generate(
+            token_prompt, sampling, name, lora_request=lora
+        )
         return outputs
+
+    def _lora_request(self, slot: PolicySlot) -> LoRARequest:
+        from vllm.lora.request import LoRARequest
+
+        return LoRARequest(f"{slot.command.number}", slot.command.number, slot.command.path)
 
 
 def build_prefix_tree(options: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], list[int]]:
@@ -303,12 +341,6 @@ def build_prefix_tree(options: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...
         for end, token in enumerate(option):
             children.setdefault(option[:end], {})[token] = None
     return {prefix: list(following) for prefix, following in children.items()}
-
-
-def _lora_request(slot: PolicySlot) -> object:
-    from vllm.lora.request import LoRARequest
-
-    return LoRARequest(f"{slot.command.number}", slot.command.number, slot.command.path)
 
 
 def _experts(completion: object) -> Ids:
