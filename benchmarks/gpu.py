@@ -52,6 +52,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "gpu"
 MEMORY_DISK = Path("/dev/shm")  # where the random models lie, if there is room
 NO_GPU, SCRATCH_BYTES = 2, 16e9
 MAX_JOBS, CORES_PER_JOB, SLOW = 5, 2, 20
+MAX_LOG = 8_000_000  # characters
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -146,16 +147,24 @@ def save(arguments: argparse.Namespace, scratch: Path, results: Mapping[str, Map
     for folder in folders if not arguments.reference else []:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / f"{name}.json").write_text(json.dumps({**results, "demo": compared}, indent=2) + "\n")
-            (folder / f"{name}.md").write_text(text)
+            write(folder / f"{name}.json", json.dumps({**results, "demo": compared}, indent=2) + "\n")
+            write(folder / f"{name}.md", text)
             if folder != arguments.results:
-                logs = "".join(
-                    f"== {log.stem}\n{log.read_text(errors='replace')}\n" for log in sorted(scratch.glob("*.log"))
-                )
-                (folder / "gpu-log.txt").write_text(logs[-8_000_000:])
+                logs = (f"== {log.stem}\n{log.read_text(errors='replace')}\n" for log in sorted(scratch.glob("*.log")))
+                write(folder / "gpu-log.txt", "".join(logs)[-MAX_LOG:])
         except OSError as error:  # no space: the results are still printed at the end
             print(f"{folder}: {error.strerror}", file=sys.stderr)
     return text
+
+
+def write(path: Path, text: str) -> None:
+    """Replace a file at once: without space, the earlier one stays."""
+    temporary = path.with_suffix(".part")
+    try:
+        temporary.write_text(text)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def read_stages(path: Path) -> dict[str, dict[str, Any]]:
