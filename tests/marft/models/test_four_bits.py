@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig
 
 from marft.config.models import ModelSettings
 from marft.models.backbone import Backbone
@@ -27,6 +28,7 @@ from marft.models.quantization import (
     replace_by_dequantized,
 )
 from tests.families import FAMILY, random_model
+from tests.marft.models import test_multimodal as multimodal
 from tests.marft.models.test_families import CPU, ROWS, decode, expected, scored
 from tests.packed_checkpoints import FORMATS, bitsandbytes, describe, nf4, pack
 
@@ -128,6 +130,36 @@ class TestWhatTheBitsStandFor:
         layer = BitsAndBytesLinear.from_weight(weight, None, torch.float32, 64, double_quantization=True)
         bits = 8 * sum(tensor.numel() * tensor.element_size() for tensor in layer.buffers()) / weight.numel()
         assert bits == pytest.approx(4.127, abs=0.04)  # QLoRA, section 3; the value tables weigh in a small layer
+
+    @pytest.mark.slow
+    def test_it_is_what_transformers_and_bitsandbytes_hold_and_save(self, tmp_path: Path) -> None:
+        config = LlamaConfig(
+            vocab_size=96, hidden_size=128, intermediate_size=192, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, max_position_embeddings=64,
+        )  # fmt: skip
+        random_model(config, tmp_path / "plain")
+        from bitsandbytes.functional import dequantize_4bit
+
+        options = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            tmp_path / "plain", quantization_config=options, dtype=torch.float32, attn_implementation="eager"
+        )
+        model.save_pretrained(tmp_path / "packed")
+        quantized, saved = loaded(tmp_path / "plain", quantization="nf4"), loaded(tmp_path / "packed")
+        for name, layer in layers_of(quantized.model).items():
+            weight = model.get_submodule(name).weight
+            assert torch.equal(layer.weight, dequantize_4bit(weight.data, weight.quant_state)), name
+            assert torch.equal(layer.weight, layers_of(saved.model)[name].weight), name
+
+    @pytest.mark.slow
+    def test_the_language_model_of_a_checkpoint_that_also_sees(self, tmp_path: Path) -> None:
+        multimodal.saved("ministral 3", tmp_path)
+        names = [name for name in load_file(tmp_path / "model.safetensors") if name.startswith("language_model.")]
+        ends = tuple(name.removeprefix("language_model.") for name in names if name.endswith("_proj.weight"))
+        stand_for = pack(tmp_path, "awq", ends)
+        for name, layer in layers_of(loaded(tmp_path).model).items():
+            assert torch.equal(layer.weight, stand_for.pop(f"language_model.{name}.weight")), name
+        assert not stand_for
 
     def test_a_packed_head_is_dequantized_and_zeros_as_bias_are_left_out(self, tmp_path: Path) -> None:
         random_model(FAMILY["Llama"].small_config(), tmp_path)
@@ -256,6 +288,23 @@ class TestRefused:
             loaded(tmp_path)
         assert str(raised.value).startswith("models: ")
         assert "q_proj" in str(raised.value)
+
+    @pytest.mark.parametrize("double", [True, False])
+    def test_weights_that_are_no_numbers(self, double: bool, tmp_path: Path) -> None:
+        random_model(FAMILY["Qwen 2"].small_config(), tmp_path)
+        weights = load_file(tmp_path / "model.safetensors")
+        weights["model.layers.1.mlp.up_proj.weight"][3, 4] = float("nan")
+        save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(ValueError, match=r"up_proj.* holds NaN or infinities"):
+            loaded(tmp_path, quantization="nf4", double_quantization=double)
+
+    def test_weights_of_another_shape(self, tmp_path: Path) -> None:
+        random_model(FAMILY["Qwen 2"].small_config(), tmp_path)
+        weights = load_file(tmp_path / "model.safetensors")
+        weights["model.layers.1.mlp.up_proj.weight"] = torch.randn(50, 32)
+        save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(ValueError, match=r"up_proj"):
+            loaded(tmp_path, quantization="nf4")
 
     def test_a_truncated_file(self, tmp_path: Path) -> None:
         random_model(FAMILY["Qwen 2"].small_config(), tmp_path)
