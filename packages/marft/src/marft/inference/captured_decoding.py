@@ -106,7 +106,8 @@ class CapturedDecoder:
         self._buffers: dict[int, _Buffers] = {}  # by number of rows
         self._replays: dict[_Variant, Work] = {}
         self._keys: Tensor | None = None  # keys of the first layer in the cache that the graphs contain
-        self._addresses: list[int] = []  # of the weights that the graphs contain
+        self._weights: list[Tensor] = []  # that the graphs contain
+        self._addresses: list[int] = []  # of these weights
         self._options: Sequence[SamplingParams] = ()
         self._current: _Buffers | None = None
 
@@ -129,6 +130,7 @@ class CapturedDecoder:
             self._drop_graphs()
             self._buffers, self._stacks = {}, AdapterStacks(self.backbone)
         self._stacks.refresh(changed_only=True)
+        self._check_addresses(self._weights)
         rows = 1 << (len(options) - 1).bit_length()
         if rows not in self._buffers:
             self._buffers[rows] = _Buffers.allocate(rows, self._vocabulary, self._stacks, self.backbone.device)
@@ -172,8 +174,7 @@ class CapturedDecoder:
         """Copy changed adapters to the tensors that the graphs read; delete the graphs if weights have moved."""
         if self._stacks is not None:
             self._stacks.refresh()
-        if self._addresses != _addresses(self.backbone):
-            self._drop_graphs()
+        self._check_addresses([*self.backbone.model.parameters()])
 
     def release(self) -> None:
         """Free the memory of graphs and buffers."""
@@ -194,7 +195,8 @@ class CapturedDecoder:
         """Return the graph of a variant, captured now if necessary. The capture changes no row."""
         if self._keys is not cache.keys[0]:  # all tensors of a cache are allocated together
             self._drop_graphs()
-            self._keys, self._addresses = cache.keys[0], _addresses(self.backbone)
+            self._keys, self._weights = cache.keys[0], [*self.backbone.model.parameters()]
+            self._addresses = [weight.data_ptr() for weight in self._weights]
         if variant not in self._replays:
             ids, lengths = buffers.ids.clone(), buffers.lengths.clone()
             try:
@@ -220,6 +222,11 @@ class CapturedDecoder:
         buffers.ids.copy_(ids)
         buffers.lengths.add_(buffers.live)
 
+    def _check_addresses(self, weights: Sequence[Tensor]) -> None:
+        """Delete the graphs if they contain other weights than these, or their former memory."""
+        if self._replays and [weight.data_ptr() for weight in weights] != self._addresses:
+            self._drop_graphs()
+
     def _drop_graphs(self) -> None:
         if self._replays:
             self._replays.clear()
@@ -230,7 +237,3 @@ class CapturedDecoder:
 def _send(buffer: Tensor, values: npt.NDArray[np.generic]) -> None:
     """Copy values to the first rows of a buffer, without waiting for the device."""
     buffer[: len(values)].copy_(torch.from_numpy(values), non_blocking=True)
-
-
-def _addresses(backbone: Backbone) -> list[int]:
-    return [parameter.data_ptr() for parameter in backbone.model.parameters()]

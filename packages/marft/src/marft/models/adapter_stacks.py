@@ -33,15 +33,19 @@ class AdapterStacks:
     """
 
     def __init__(self, backbone: Backbone) -> None:
-        self._found = _find_adapters(backbone)
+        self._changes = backbone.routing.adapter_changes
+        found = [(layer, layer.adapters()) for layer in backbone.layers.values()]
         self._stacks = [
-            _LayerStack(layer, adapters, *_stack_factors(adapters)) for layer, adapters in self._found if adapters
+            _LayerStack(layer, adapters, *_stack_factors(adapters)) for layer, adapters in found if adapters
+        ]
+        self._factors = [
+            factor for stack in self._stacks for one in stack.adapters.values() for factor in (one.a, one.b)
         ]
         self._versions = self._current_versions()
 
     def is_current(self, backbone: Backbone) -> bool:
         """Return whether the backbone still has the same adapters."""
-        return _identities(_find_adapters(backbone)) == _identities(self._found)
+        return backbone.routing.adapter_changes == self._changes
 
     def refresh(self, changed_only: bool = False) -> None:
         """Copy the adapters' values into the stacks.
@@ -62,7 +66,7 @@ class AdapterStacks:
         return AdapterMasks(self._stacks, rows, device)
 
     def _current_versions(self) -> list[int]:
-        return [part._version for stack in self._stacks for one in stack.adapters.values() for part in (one.a, one.b)]
+        return [factor._version for factor in self._factors]
 
 
 class AdapterMasks:
@@ -82,14 +86,6 @@ class AdapterMasks:
         for ranks, mask in self._masks.items():
             present: list[tuple[str | None, Adapter]] = list(self._ranks[ranks].items())
             mask.copy_(scale_mask(padded, present, mask.device))
-
-
-def _find_adapters(backbone: Backbone) -> list[tuple[MultiLoraLinear, dict[str, Adapter]]]:
-    return [(layer, layer.adapters()) for layer in backbone.layers.values()]
-
-
-def _identities(found: Sequence[tuple[MultiLoraLinear, dict[str, Adapter]]]) -> list[tuple[int, ...]]:
-    return [(id(layer), *map(id, adapters.values())) for layer, adapters in found]
 
 
 def _stack_factors(adapters: Mapping[str, Adapter]) -> tuple[Tensor, Tensor]:

@@ -105,6 +105,7 @@ class Routing:
         self.row_policies: Sequence[str | None] | None = None
         self.decoding = False  # whether each token is the next token of its row
         self.num_tokens = 0  # number of tokens in the current forward
+        self.adapter_changes = 0  # number of adapters added to linear layers or removed from them so far
         self._owners: tuple[list[str | None], Tensor] | None = None
         self.experts: Tensor | None = None  # [N, L, K] replayed experts of the current forward
         self.recorded: list[Tensor] | None = None  # recorded experts of the current forward, [N, K] per layer
@@ -179,10 +180,12 @@ class MultiLoraLinear(AdapterSet):
         base = self.base
         adapter = Adapter(base.in_features, base.out_features, rank, alpha, generator, base.weight.device)
         self.set_adapter(policy, adapter)
+        self.routing.adapter_changes += 1
 
     def remove(self, policy: str) -> None:
         """Remove a policy's adapter, if any. The policy may have no running rows."""
         super().remove(policy)
+        self.routing.adapter_changes += 1
         self._stacked_rows, self._stack = None, None
 
     def forward(self, x: Tensor) -> Tensor:  # [1, N, in] → [1, N, out], or rows of a batch [B, T, in] → [B, T, out]
