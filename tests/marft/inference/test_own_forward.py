@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import wraps
+from inspect import unwrap
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +13,14 @@ import torch
 from tools.model_families import build_small_backbone
 from torch import nn
 from transformers import PreTrainedTokenizerBase
+from transformers.models.lfm2 import modeling_lfm2
 
 from marft.agents.streaming import Detokenizer
 from marft.common.callbacks import Callback
 from marft.common.types import SamplingParams
 from marft.config import parse_recipe
 from marft.inference.decoding import DecodeRequest, RowResult, RunningBatch
+from marft.models import forward_check
 from marft.models.backbone import Backbone
 from marft.models.decode_cache import PackedDecodeCache
 from marft.models.packed_rows import PackedRows, PrefixTree
@@ -141,6 +145,22 @@ def test_gradients_are_the_same_when_activations_are_computed_again(backbone: Ba
         gradients.append(adapter_gradients(backbone))
     for plain, recomputed in zip(*gradients, strict=True):
         torch.testing.assert_close(recomputed, plain)
+
+
+def test_kernels_are_called_on_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers would call an installed kernel also for the small float32 copy on a CPU."""
+
+    def install(name: str) -> None:
+        @wraps(unwrap(getattr(modeling_lfm2, name)))
+        def kernel(*_: object, **__: object) -> None:
+            raise RuntimeError("not on a GPU")
+
+        monkeypatch.setattr(modeling_lfm2, name, kernel)
+
+    for name in ("causal_conv1d_fn", "causal_conv1d_update"):
+        install(name)
+    monkeypatch.setattr(forward_check, "_checked", {})
+    assert not build_small_backbone(FAMILY["LFM 2"]).native
 
 
 DROPPING = {

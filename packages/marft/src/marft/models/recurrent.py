@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from functools import wraps
-from inspect import signature
+from inspect import signature, unwrap
 from typing import Any
 
 import numpy as np
@@ -96,7 +96,7 @@ class _SlotStates:
 
 
 def _replace_functions(modeling: Any) -> None:
-    """Replace the functions of a modeling module, unless already replaced. Without a plan, they stay the originals."""
+    """Replace the functions of a modeling module, unless already replaced."""
     for name, replacement in REPLACEMENTS.items():
         original = getattr(modeling, name, None)
         if original is not None and not hasattr(original, "replaces"):
@@ -104,11 +104,18 @@ def _replace_functions(modeling: Any) -> None:
 
 
 def _follow_plan(original: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls the replacement within a plan, and else the original.
+
+    On a CPU, the original is transformers' torch function: kernels run on a GPU alone.
+    """
+    torch_function = unwrap(original)
+
     @wraps(original)
-    def function(*inputs: Any, **keywords: Any) -> Any:
+    def function(x: Tensor, *inputs: Any, **keywords: Any) -> Any:
+        called = torch_function if is_on_cpu(x) else original
         if current_plan() is None:
-            return original(*inputs, **keywords)
-        return replacement(original, *inputs, **keywords)
+            return called(x, *inputs, **keywords)
+        return replacement(called, x, *inputs, **keywords)
 
     function.replaces = original  # type: ignore[attr-defined]
     return function
@@ -304,6 +311,11 @@ def _store_states(plan: PackedPlan | TreePlan, kind: str, states: Tensor) -> Non
     plan.cache.states.write(_mixer.get().layer_idx, kind, states, plan.slots)
 
 
+def _call(original: Callable[..., Any], *inputs: Any, **keywords: Any) -> Any:
+    """Call a function that already gets one token per row, with its state."""
+    return original(*inputs, **keywords)
+
+
 def _skip(*_: object, **__: object) -> None:
     """Skip a fused function, which would ignore row ends and adapters; the mixer then calls the other functions."""
 
@@ -315,6 +327,10 @@ REPLACEMENTS: dict[str, Callable[..., Any]] = {
     "mamba2_chunk_scan": _mamba2_scan,
     "mamba2_selective_state_update": _mamba2_step,
     "mamba_selective_scan": _mamba_scan,
+    "causal_conv1d_update": _call,
+    "torch_recurrent_gated_delta_rule": _call,
+    "recurrent_kimi_delta_attention": _call,
+    "mamba_selective_state_update": _call,
     "mamba2_split_conv1d_scan_combined": _skip,
     "mamba_inner_fn": _skip,
 }
