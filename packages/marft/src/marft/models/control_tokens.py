@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from marft.common.errors import UserError
 from marft.common.reasoning import DELIMITERS
 
 ESCAPE_START, ESCAPE_END = "\U000f0000", "\U000f0001"  # around escaped control tokens, as in transformers
@@ -122,7 +123,7 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     separates the texts on its two sides.
 
     Raises:
-        ValueError: the tokenizer encodes the plain text of an escaped control token as that token.
+        UserError: the tokenizer encodes the plain text of an escaped control token as that token.
     """
     first, *pieces = _piece_pattern(tuple(tokenizer.added_tokens_encoder)).split(text)
     ids = _encode_tokens(tokenizer, first)
@@ -144,7 +145,9 @@ def _encode_piece(tokenizer: PreTrainedTokenizerBase, piece: str, is_escaped: bo
     newline, ids = _encode_tokens(tokenizer, "\n"), encode(tokenizer, "\n" + piece)
     ids = ids[len(newline) :] if ids[: len(newline)] == newline else encode(tokenizer, piece)
     if is_escaped and tokenizer.convert_tokens_to_ids(piece) in ids:
-        raise ValueError(f"{piece!r} cannot be escaped: the tokenizer produces the control token from plain text")
+        raise UserError(
+            f"the tokenizer reads the text {piece!r} as a control token; leave it out, or use another tokenizer"
+        )
     return ids
 
 
