@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 from unittest import mock
 
@@ -40,6 +40,9 @@ from transformers import PreTrainedModel
 from tests.simulated_gpu.counts import CaptureError, Counts, capturable, counting
 from tests.simulated_gpu.cuda import replacements
 from tests.simulated_gpu.tensors import CPU, CUDA, INNER, SimulatedTensor, asleep, modes
+
+with suppress(ImportError):
+    import bitsandbytes  # noqa: F401  it chooses its backends when it is first imported, by whether there is a GPU
 
 __all__ = ["CPU", "CUDA", "CaptureError", "Counts", "SimulatedTensor", "capturable", "counting", "simulated_gpu"]
 

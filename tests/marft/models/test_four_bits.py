@@ -31,6 +31,7 @@ from tests.families import FAMILY, random_model
 from tests.marft.models import test_multimodal as multimodal
 from tests.marft.models.test_families import CPU, ROWS, decode, expected, scored
 from tests.packed_checkpoints import FORMATS, bitsandbytes, describe, nf4, pack
+from tests.simulated_gpu import capturable, simulated_gpu
 
 pytest.importorskip("bitsandbytes")
 FORWARDS = ("Qwen 2", "Gemma 2", "Granite 4 hybrid")  # fused, packed, and one that may have its own
@@ -214,6 +215,19 @@ class TestItComputesWhatItsDequantizedWeightsDo:
             out = layer(x)
             assert torch.equal(out, y)
             assert torch.equal(torch.autograd.grad(out, x, seen)[0], wanted)
+
+    def test_packed_layers_on_a_gpu_as_on_the_host_and_in_a_cuda_graph(self, tmp_path: Path) -> None:
+        random_model(FAMILY["Qwen 2"].small_config(), tmp_path)
+        pack(tmp_path, "gptq in any order")
+        with simulated_gpu():
+            gpu = torch.device("cuda:0")
+            layers = layers_of(load_backbone(ModelSettings(path=str(tmp_path)), gpu, torch.bfloat16).model)
+            for name, layer in layers_of(loaded(tmp_path, torch.bfloat16).model).items():
+                x = torch.randn(5, layer.in_features, dtype=torch.bfloat16)
+                there = x.to(gpu)
+                with torch.no_grad(), capturable():
+                    out = layers[name](there)
+                assert torch.equal(out.cpu(), layer(x)), name
 
     @pytest.mark.parametrize("family", FORWARDS[:2])
     def test_autograd_keeps_no_dequantized_matrix(self, family: str, tmp_path: Path) -> None:
