@@ -34,7 +34,7 @@ from marft.runs.run_folder import RunFolder
 from marft.trainer.train import train
 
 VLLM = "{ kind = 'vllm', engine_args = { enforce_eager = true } }"
-SERVER = b"apart.vllm_server"
+SERVER = b"subprocess_engine.vllm_server"
 
 
 def main() -> None:

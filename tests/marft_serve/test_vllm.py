@@ -46,7 +46,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not PYTHON, reason="minutes, and gigabytes: make test-vllm installs vLLM and runs them"),
 ]
-VLLM = ("--engine", f"{{kind = 'vllm', python = '{PYTHON}', options = {{enforce_eager = true}}}}")
+VLLM = ("--engine", f"{{kind = 'vllm', python = '{PYTHON}', engine_args = {{enforce_eager = true}}}}")
 CLOSE = 1e-4  # nats a token
 PROMPT = Prompt(np.arange(5, 29, dtype=np.int32))
 OPTIONS = [Option(np.array(ids, np.int32), len(ids)) for ids in ([7, 8, 2], [7, 9, 2], [11, 2])]
@@ -178,7 +178,7 @@ def test_a_process_that_is_killed_is_started_again_and_asked_again(there: LocalR
 def servers() -> list[int]:
     """Processes that serve vLLM, without the subreapers above them."""
     found = [(file.parent.name, file.read_bytes()) for file in Path("/proc").glob("[0-9]*/cmdline")]
-    return [int(pid) for pid, words in found if words.startswith(PYTHON.encode()) and b"apart.vllm_server" in words]
+    return [int(pid) for pid, words in found if words.startswith(PYTHON.encode()) and b"subprocess_engine.vllm_server" in words]
 
 
 def test_a_training_run_learns_from_what_the_learner_would_have_sampled(tmp_path: Path) -> None:
