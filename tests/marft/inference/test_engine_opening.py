@@ -63,7 +63,7 @@ class Here:
 def policy(backbone: object, train: str = "lora", **more: Any) -> SimpleNamespace:
     given = {
         "backbone": backbone, "settings": SimpleNamespace(train=train), "adapter": "a" if train == "lora" else None,
-        "tokenizer": None, "stop_ids": (2,), "lora": SimpleNamespace(rank=8), "base": "base", "context": 100,
+        "tokenizer": None, "stop_ids": (2,), "lora": SimpleNamespace(rank=8, target_parameters=()), "base": "base", "context": 100,
     }  # fmt: skip
     return SimpleNamespace(**{**given, **more})
 
@@ -108,7 +108,7 @@ class TestOpening:
         run = settings(
             "tiny", "runs", *PROCESS, "--engine.prefix_cache_mb", "2", "--engine.max_batch_size", "7", *words
         )
-        there = models(a=policy(None, context=64), b=policy(None, context=128, lora=SimpleNamespace(rank=16)))
+        there = models(a=policy(None, context=64), b=policy(None, context=128, lora=SimpleNamespace(rank=16, target_parameters=())))
         engine: Any = run.engine
         opened = build_process_init_message(engine, run, there, ["a", "b"])
         assert (opened.options["threads"], opened.options["prefix_bytes"]) == (threads, 2 * 2**20)
@@ -132,7 +132,7 @@ class TestOpening:
         monkeypatch.setattr(launch, "grammar_setup", lambda *_: ("", ""))
         head = SimpleNamespace(head=SimpleNamespace(weight=torch.zeros(1, dtype=torch.bfloat16)))
         there = models(
-            a=policy(head, context=64), b=policy(head, context=128, lora=SimpleNamespace(rank=33)),
+            a=policy(head, context=64), b=policy(head, context=128, lora=SimpleNamespace(rank=33, target_parameters=())),
             c=policy(head, "frozen"),
         )  # fmt: skip
         run = settings(

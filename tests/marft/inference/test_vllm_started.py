@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from dataclasses import make_dataclass, replace
@@ -9,6 +10,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from marft.inference.subprocess_engine import vllm_server
@@ -18,7 +20,8 @@ OPENED = EngineInit("model", "bfloat16", 100, 7, 2, 16, 5, {"enforce_eager": Tru
 TAKEN = (
     "model", "dtype", "max_model_len", "max_num_seqs", "seed", "skip_tokenizer_init", "generation_config",
     "logprobs_mode", "max_logprobs", "enable_prefix_caching", "disable_log_stats", "enable_chunked_prefill",
-    "enable_lora", "max_loras", "max_lora_rank", "enforce_eager", "enable_sleep_mode",
+    "enable_lora", "max_loras", "max_lora_rank", "enforce_eager", "enable_sleep_mode", "enable_return_routed_experts",
+    "enable_mixed_moe_lora_format",
 )  # fmt: skip
 
 
@@ -62,6 +65,25 @@ def test_vllm_is_started_as_the_run_has_it_and_samples_as_policies_do(started: A
     assert "enable_sleep_mode" not in on_cpu
     assert "enable_lora" not in on_cpu
     assert on_cpu["enable_chunked_prefill"] is False
+
+
+def test_experts_are_reported_and_adapted_where_a_recipe_asks(
+    started: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = "enable_return_routed_experts", "enable_mixed_moe_lora_format"
+    assert not {*names} & started(OPENED).keys()
+    given = started(replace(OPENED, router_replay=True, expert_adapters=True))
+    assert [given[name] for name in names] == [True, True]
+    config = tmp_path / "adapter_config.json"
+    for parameters, options in ((None, {}), (["experts.down_proj"], {"is_3d_lora_weight": True})):
+        config.write_text(json.dumps({"target_parameters": parameters}))
+        assert vllm_server.adapter_options(str(tmp_path)) == options
+    routed = SimpleNamespace(routed_experts=np.ones((5, 2, 4), np.uint8))
+    assert vllm_server._experts(routed).dtype == np.int32
+    assert vllm_server._experts(SimpleNamespace()).size == 0
+    monkeypatch.setattr(f"{__name__}.TAKEN", TAKEN[:3])
+    with pytest.raises(ValueError, match=r"vLLM 1\.0 does not report experts; set router_replay = false"):
+        started(replace(OPENED, router_replay=True))
 
 
 def test_what_a_recipe_says_of_vllm_comes_last_and_what_it_does_not_take_is_named(started: Any) -> None:

@@ -41,6 +41,7 @@ class EngineInit:
         sleep_mode: whether the engine will get sleep commands.
         in_flight: whether running requests continue with new weights at their next token.
         router_replay: whether the engine reports the experts of each token.
+        expert_adapters: whether adapters change experts.
     """
 
     model: str
@@ -56,6 +57,7 @@ class EngineInit:
     sleep_mode: bool = False
     in_flight: bool = False
     router_replay: bool = False
+    expert_adapters: bool = False
 
 
 @dataclass(frozen=True, slots=True)

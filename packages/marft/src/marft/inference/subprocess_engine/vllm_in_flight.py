@@ -18,7 +18,7 @@ import numpy as np
 from marft.common.processes.connection import AsyncConnection
 from marft.inference.subprocess_engine.messages import NO_POSITIONS, Ids
 from marft.inference.subprocess_engine.server import PolicySlot
-from marft.inference.subprocess_engine.vllm_server import Server
+from marft.inference.subprocess_engine.vllm_server import Server, adapter_options
 
 if TYPE_CHECKING:
     from vllm import CompletionOutput, RequestOutput
@@ -75,8 +75,9 @@ class InFlightServer(Server):
     def _lora_request(self, slot: PolicySlot) -> LoRARequest:
         from vllm.lora.request import LoRARequest
 
-        policy = slot.command.policy
-        return LoRARequest(policy, self._adapter_ids.setdefault(policy, slot.command.number), slot.command.path)
+        policy, folder = slot.command.policy, slot.command.path
+        number = self._adapter_ids.setdefault(policy, slot.command.number)
+        return LoRARequest(policy, number, folder, **adapter_options(folder))
 
     async def _abort_requests_without_tokens(self) -> None:
         states = self.engine.output_processor.request_states.values()

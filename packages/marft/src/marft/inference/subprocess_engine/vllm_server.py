@@ -123,6 +123,7 @@ def _start_engine(init_message: EngineInit, folder: Path) -> tuple[AsyncLLM, str
         # on a CPU, chunked prefill of a request with a seed crashes vLLM 0.32
         **({"enable_chunked_prefill": False} if current_platform.is_cpu() else {}),
         **lora,
+        **({"enable_mixed_moe_lora_format": True} if init_message.expert_adapters else {}),
         **(_grammar_arguments(init_message, folder) if init_message.tokenizer else {}),
         **({"enable_sleep_mode": True} if init_message.sleep_mode and not current_platform.is_cpu() else {}),
         **({"enable_return_routed_experts": True} if init_message.router_replay else {}),
@@ -327,7 +328,14 @@ class Server(EngineServer):
     def _lora_request(self, slot: PolicySlot) -> LoRARequest:
         from vllm.lora.request import LoRARequest
 
-        return LoRARequest(f"{slot.command.number}", slot.command.number, slot.command.path)
+        options = adapter_options(slot.command.path)
+        return LoRARequest(f"{slot.command.number}", slot.command.number, slot.command.path, **options)
+
+
+def adapter_options(folder: str) -> dict[str, bool]:
+    """Return vLLM's options for an adapter: whether it has matrices of all experts in one, as PEFT writes them."""
+    config = json.loads(Path(folder, "adapter_config.json").read_text(encoding="utf-8"))
+    return {"is_3d_lora_weight": True} if config.get("target_parameters") else {}
 
 
 def build_prefix_tree(options: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], list[int]]:
