@@ -3,9 +3,8 @@
     python benchmarks/plan_published.py     # writes results/plan_published.md; computes for a second
 
 A row is a phase of a step, as its source measured it: model, cards, batch, lengths, seconds. Three numbers of
-:class:`marft_lab.planning.timing.Efficiencies` (``products``, ``intensity``, ``launch``) are fitted to some
-rows; all others are held out. A row's note names what its source leaves open. In full training, all sources compute
-weights in bfloat16, which MARFT does not do.
+:class:`Reached` (``products``, ``intensity``, ``eager``) are fitted to some rows; all others are held out. A row's note
+names what its source leaves open. In full training, all sources compute weights in bfloat16, which MARFT does not do.
 """
 
 from __future__ import annotations
@@ -30,13 +29,20 @@ ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_pro
 
 
 @dataclass(frozen=True, slots=True)
+class Reached(Efficiencies):
+    """Efficiencies of a plan, and the speed of other engines without CUDA graphs."""
+
+    eager: float = 1.17e-3  # minimum seconds per layer of a forward pass; fitted
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """A published figure and its prediction."""
 
     source: str
     what: str
     seconds: float  # published
-    predict: Callable[[Efficiencies], float]
+    predict: Callable[[Reached], float]
     fitted: bool = False
     note: str = ""
 
@@ -48,7 +54,7 @@ def policy(prompt: float, action: float, rank: int) -> PolicyWorkload:
 
 def update(
     model: str, card: str, gpus: int, rows: float, lengths: tuple[float, float], rank: int = 0, recomputes: bool = True
-) -> Callable[[Efficiencies], float]:
+) -> Callable[[Reached], float]:
     """Predict forward and backward of ``rows`` rows, divided among GPUs."""
     shape, on = COMMON_MODELS[model], DEVICE_SPECS[card]
     one = policy(*lengths, rank)
@@ -56,9 +62,7 @@ def update(
     return lambda reached: operations / reached.rate(on.flops, on.bandwidth)
 
 
-def scoring(
-    model: str, card: str, gpus: int, rows: float, lengths: tuple[float, float]
-) -> Callable[[Efficiencies], float]:
+def scoring(model: str, card: str, gpus: int, rows: float, lengths: tuple[float, float]) -> Callable[[Reached], float]:
     """Predict a forward pass."""
     shape, on = COMMON_MODELS[model], DEVICE_SPECS[card]
     operations = rows * sum(lengths) * forward_flops(shape, sum(lengths), lengths[1] / sum(lengths)) / gpus
@@ -68,15 +72,15 @@ def scoring(
 def writing(
     model: str, card: str, rows: float, lengths: tuple[float, float, float], *, group: int = 1, turns: float = 1.0,
     eager: bool = True,
-) -> Callable[[Efficiencies], float]:  # fmt: skip
+) -> Callable[[Reached], float]:  # fmt: skip
     """Predict ``turns`` times sampling ``rows`` rows on an engine of ``group`` cards, prompts included."""
     shape, on = COMMON_MODELS[model], DEVICE_SPECS[card]
     prompt, action, longest = lengths
 
-    def seconds(reached: Efficiencies) -> float:
+    def seconds(reached: Reached) -> float:
         engine = EngineSpeed(
             shape, 2.0 * shape.parameters, 2.0 * shape.cache_elements(), on.flops * group, on.bandwidth * group,
-            reached.launch if eager else reached.captured, reached.iteration,
+            reached.eager if eager else reached.captured, reached.iteration,
         )  # fmt: skip
         read = rows * prompt * forward_flops(shape, prompt) / reached.rate(engine.rate, engine.bandwidth)
         full = action * engine.step(rows, prompt + action / 2, reached)
@@ -145,14 +149,14 @@ ROWS = [
 ]  # fmt: skip
 
 
-def fit(rows: Sequence[Row], start: Efficiencies) -> Efficiencies:
+def fit(rows: Sequence[Row], start: Reached) -> Reached:
     """Fit the numbers to the fitted rows, one at a time on a grid. The error is the mean distance of logarithms."""
     found = start
     for _ in range(3):
         for name, grid in (
             ("intensity", [float(i) for i in range(40, 400, 2)]),
             ("products", [i / 100 for i in range(50, 101)]),
-            ("launch", [i / 1e5 for i in range(2, 200)]),
+            ("eager", [i / 1e5 for i in range(2, 200)]),
         ):
             tried = [replace(found, **{name: value}) for value in grid]
             found = min(
@@ -161,11 +165,11 @@ def fit(rows: Sequence[Row], start: Efficiencies) -> Efficiencies:
     return found
 
 
-def _missed(rows: Sequence[Row], reached: Efficiencies) -> float:
+def _missed(rows: Sequence[Row], reached: Reached) -> float:
     return sum(abs(math.log(row.predict(reached) / row.seconds)) for row in rows if row.fitted)
 
 
-def table(reached: Efficiencies) -> str:
+def table(reached: Reached) -> str:
     lines = [
         "| source | what | published | predicted | error | | note |",
         "| --- | --- | ---: | ---: | ---: | --- | --- |",
@@ -180,7 +184,7 @@ def table(reached: Efficiencies) -> str:
     return "\n".join(lines)
 
 
-def summary(reached: Efficiencies) -> str:
+def summary(reached: Reached) -> str:
     """Return how far fitted and held-out rows are off, as factors."""
     words = []
     for name, fitted in (("fitted", True), ("held out", False)):
@@ -194,9 +198,9 @@ def summary(reached: Efficiencies) -> str:
 
 
 def main() -> None:
-    fitted = fit(ROWS, Efficiencies())
+    fitted = fit(ROWS, Reached())
     print(fitted)
-    reached = Efficiencies()
+    reached = Reached()
     path = machine.save("plan_published", {"fitted": str(fitted), "rows": [
         {
             "source": r.source, "what": r.what, "published": r.seconds, "predicted": r.predict(reached),

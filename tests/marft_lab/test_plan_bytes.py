@@ -186,11 +186,9 @@ def test_tensors_are_counted_while_they_live() -> None:
 def test_published_figures_are_predicted_as_the_committed_table_says() -> None:
     import plan_published
 
-    from marft_lab.planning.timing import Efficiencies
-
     text = (BENCHMARKS / "results" / "plan_published.md").read_text(encoding="utf-8")
-    assert plan_published.table(Efficiencies()) in text
-    assert plan_published.fit(plan_published.ROWS, Efficiencies()) == Efficiencies()
+    assert plan_published.table(plan_published.Reached()) in text
+    assert plan_published.fit(plan_published.ROWS, plan_published.Reached()) == plan_published.Reached()
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -13,7 +15,13 @@ from marft.models.device_specs import find_device_spec
 from marft.models.model_sizes import COMMON_MODELS
 from marft_lab.planning.memory import PlanContext, micro_batch_tokens
 from marft_lab.planning.plan import PlanRequest, Split, make_plan
-from marft_lab.planning.timing import Efficiencies, training_operations
+from marft_lab.planning.timing import (
+    DECODE_LAUNCHES,
+    FORWARD_LAUNCHES,
+    LEARNING_LAUNCHES,
+    Efficiencies,
+    training_operations,
+)
 from marft_lab.planning.workload import KnownLengths, Lengths, PolicyWorkload, compute_workload
 
 SHAPE = COMMON_MODELS["qwen2.5-3b"]
@@ -168,3 +176,41 @@ def test_kl_to_the_base_takes_a_reading_of_it() -> None:
     token_level = math("--algorithm.kl.coefficient", "0.1", "--algorithm.level", "token")
     assert scores == pytest.approx(seconds(split(token_level, lengths=known), "critic"))
     assert seconds(split(math(), lengths=known), "scores of the base") == 0
+
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+LAUNCHES = json.loads((RESULTS / "launches.json").read_text(encoding="utf-8"))["now"]
+
+
+@pytest.mark.parametrize(
+    ("unit", "kernels"),
+    [
+        ("decode step, two policies", DECODE_LAUNCHES),
+        ("scoring micro-batch", FORWARD_LAUNCHES),
+        ("learning micro-batch", LEARNING_LAUNCHES),
+    ],
+)
+def test_kernels_per_layer_are_those_that_the_benchmark_counted(unit: str, kernels: int) -> None:
+    assert kernels == LAUNCHES[unit]["per layer"]["launches"]
+
+
+def test_micro_batches_of_few_tokens_take_the_time_of_their_launches() -> None:
+    words = ("--training.tokens_per_micro_batch", "64", "--algorithm.epochs", "1")
+    known = KnownLengths(prompt=40, action=20, longest=20)
+    made = make_plan(math(*words), PlanRequest(1, find_device_spec("h100"), known))
+    batches = sum(policy.tokens / 64 for policy in made.workload.policies)
+    expected = batches * SHAPE.layers * LEARNING_LAUNCHES * Efficiencies().launch
+    assert seconds(made.best, "update") == pytest.approx(expected)
+    assert seconds(made.best, "update") > 3 * seconds(split(math(*words[2:]), lengths=known), "update")
+
+
+@pytest.mark.parametrize(("eager", "seconds_per_layer"), [("true", 40 * 5e-6), ("false", 40 * 3e-6)])
+def test_a_token_of_few_rows_takes_its_launches_or_its_kernels_in_a_graph(eager: str, seconds_per_layer: float) -> None:
+    reached = Efficiencies().with_overrides(["bandwidth=1e9", "intensity=1e9"])
+    run, known = math("--engine.enforce_eager", eager), KnownLengths(prompt=10, action=100, longest=100)
+    writing = {
+        name: seconds(make_plan(run, PlanRequest(1, find_device_spec("h100"), known, efficiencies=one)).best, "writing")
+        for name, one in (("now", reached), ("twice", reached.with_overrides([f"iteration={2 * reached.iteration}"])))
+    }
+    steps = (writing["twice"] - writing["now"]) / reached.iteration
+    assert writing["now"] == pytest.approx(steps * (SHAPE.layers * seconds_per_layer + reached.iteration), rel=0.01)

@@ -26,6 +26,9 @@ from marft_lab.planning.workload import PolicyWorkload, SampledWeights
 # (benchmarks/results/plan_published.md, rounded up)
 TIME_FACTOR = 3.3
 MEASURED_CARDS = ("h100", "h200", "h20", "b200", "a100-80")
+# kernels per layer of a bfloat16 model with LoRA on queries and values (benchmarks/results/launches.md): of an eager
+# decoding step, of a forward pass, and of forward and backward of a micro-batch
+DECODE_LAUNCHES, FORWARD_LAUNCHES, LEARNING_LAUNCHES = 40, 53, 116
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +44,13 @@ class Efficiencies:
     bandwidth: float = 0.60  # fraction of memory bandwidth while decoding; an assumption
     link: float = 0.60  # fraction of the bandwidth between cards; an assumption
     host: float = 0.25  # fraction of the bandwidth to unpinned host memory; an assumption
-    launch: float = 1.17e-3  # minimum seconds per layer of a forward pass, with separate kernel launches; fitted
-    captured: float = 0.06e-3  # minimum seconds per layer with captured graphs (vLLM's default); an assumption
+    launch: float = 5e-6  # seconds per kernel that eager PyTorch launches on the host of an H100; an assumption
+    kernel: float = 3e-6  # minimum seconds of a kernel in a CUDA graph, and until the next; an assumption
+    captured: float = 0.06e-3  # minimum seconds per layer in vLLM's CUDA graphs, with fused kernels; an assumption
     iteration: float = 2e-3  # seconds per engine step besides its layers; an assumption
     cpu_launch: float = 0.15e-3  # seconds per layer on a CPU; an assumption
-    cpu_dequantize: float = 0.3e9  # weights per second dequantized on a CPU (benchmarks/results/qlora.md)
+    # weights per second dequantized on a CPU, from the difference in sampling (benchmarks/results/qlora.md)
+    cpu_dequantize: float = 1.4e9
 
     def rate(self, peak: float, bandwidth: float) -> float:
         """Return the operations per second of a model's layers, forward or backward.
@@ -137,7 +142,7 @@ class EngineSpeed:
     token: float  # bytes of a token's keys and values
     rate: float  # operations per second, over all cards of the engine
     bandwidth: float  # bytes per second, over all cards
-    launch: float  # minimum seconds per layer
+    launch: float  # minimum seconds per layer: launches of its kernels, or their own time in a CUDA graph
     iteration: float  # seconds besides the layers
 
     def step(self, rows: float, context: float, reached: Efficiencies) -> float:
@@ -223,7 +228,8 @@ def _model_seconds(
         batches = policy.tokens / ranks / micro_batch_tokens(context, [policy], ranks)
         gathered = batches * _gather_seconds(context, reached, placement, policy)
         dequantized = batches * dequantize_seconds(context, model, reached)
-        scoring = max(forward_operations / rate, gathered) + dequantized
+        launched = 0.0 if context.card.is_cpu else batches * shape.layers * FORWARD_LAUNCHES * reached.launch
+        scoring = max(forward_operations / rate, gathered, launched) + dequantized
         if algorithm.critic.kind != "none":
             share = 1.0 if algorithm.level == "token" else policy.lengths.prompt / policy.lengths.row_tokens
             critic += share * scoring
@@ -243,7 +249,7 @@ def _model_seconds(
         operations = policy.tokens * training_operations(
             shape, policy, gradient_checkpointing, precision.is_half and not precision.on_cpu
         )
-        launches = 3 * batches * shape.layers * (reached.cpu_launch if context.card.is_cpu else reached.launch)
+        launches = batches * shape.layers * _learning_launch(context, model, reached)
         # weights are gathered for forward and backward; gradients of fully trained weights are scattered afterwards
         exchange = gathered * (3 if policy.train == "full" else 2)
         passes = 2 + gradient_checkpointing  # forward, backward and recomputed forward
@@ -255,6 +261,14 @@ def _model_seconds(
         "update": update,
         "scores after the update": after,
     }
+
+
+def _learning_launch(context: PlanContext, model: str, reached: Efficiencies) -> float:
+    """Return the seconds to launch the kernels of a layer, forward and backward, on a micro-batch."""
+    if context.card.is_cpu:
+        return 3 * reached.cpu_launch
+    recomputed = FORWARD_LAUNCHES if context.run.models[model].gradient_checkpointing else 0
+    return (LEARNING_LAUNCHES + recomputed) * reached.launch
 
 
 def _kl_fraction(context: PlanContext, policy: PolicyWorkload) -> float:
@@ -352,8 +366,14 @@ def _engine_speed(context: PlanContext, sampled: SampledWeights, group: int, rea
     if context.is_quantized(sampled.model) and not context.run.engine.device_memory_share:
         weights = precision.unquantized_bytes(shape)  # read by the products, after dequantization
         iteration += dequantize_seconds(context, sampled.model, reached)
-    launch_seconds = reached.cpu_launch if card.is_cpu else reached.launch
-    launch = reached.captured if uses_fixed_share(context) else launch_seconds
+    if card.is_cpu:
+        launch = reached.cpu_launch
+    elif getattr(context.run.engine, "enforce_eager", False):
+        launch = DECODE_LAUNCHES * reached.launch
+    elif uses_fixed_share(context):
+        launch = reached.captured
+    else:  # a decoding step is one CUDA graph, with one launch
+        launch = DECODE_LAUNCHES * reached.kernel
     return EngineSpeed(
         shape, weights, token, precision.flops_per_second(card) * group, card.bandwidth * group, launch, iteration
     )
