@@ -46,6 +46,7 @@ def main() -> None:
             "-m",
             "pytest",
             "tests/marft_serve/test_vllm.py",
+            "tests/marft_serve/test_vllm_in_flight.py",
             "-p",
             "no:cacheprovider",
             "--junitxml",
