@@ -321,7 +321,7 @@ def _read_quantized(method: str, table: Mapping[str, Any], label: str) -> Quanti
         raise UserError(f"{label}: its quantization_config cannot be read ({error}): {HINT}") from error
     try:
         packed = read_packed_config(method, table, label)
-    except ValueError as error:
+    except UserError as error:
         raise UserError(f"{label} is quantised ({error}), which is not read here: {HINT}") from error
     if packed is None:
         raise UserError(f"{label} is quantised ({method or 'in an unknown way'}), which is not read here: {HINT}")

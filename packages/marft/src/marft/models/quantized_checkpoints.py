@@ -236,7 +236,7 @@ def read_packed_config(method: str, table: Mapping[str, Any], label: str) -> Pac
         label: the model's name in errors.
 
     Raises:
-        ValueError: a variant of the method that is not supported.
+        UserError: a variant of the method that is not supported; the message names only the variant.
     """
     if method == "bitsandbytes":
         _require(bool(table.get("load_in_4bit")), "bitsandbytes with 8 bits")
@@ -258,7 +258,7 @@ def read_packed_config(method: str, table: Mapping[str, Any], label: str) -> Pac
 
 def _require(condition: bool, variant: str) -> None:
     if not condition:
-        raise ValueError(variant)
+        raise UserError(variant)
 
 
 def unpack_layers(model: PreTrainedModel, config: PackedConfig, dtype: torch.dtype, device: torch.device) -> None:
