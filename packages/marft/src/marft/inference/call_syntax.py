@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from marft.agents.streaming import text_before
+from marft.common.errors import UserError
 from marft.common.reasoning import THINK_END, THINK_START, StopString, measure_first_reasoning
 from marft.common.texts import parse_json_text, replace_surrogates
 from marft.common.types import Tool, ToolCall
@@ -201,9 +202,9 @@ class JsonSyntax(BareSyntax):
 
     def parse_at(self, text: str, start: int, tools: Sequence[Tool]) -> tuple[list[ToolCall], int]:  # noqa: ARG002
         """Parse an object or a list of objects; JSON inside arguments does not count."""
-        parsed, end = _decode_json(text, start)
-        if isinstance(parsed, ValueError):
-            return self._error_at(text, end, f"it is no valid JSON: {parsed}")
+        parsed, end, problem = _decode_json(text, start)
+        if problem:
+            return self._error_at(text, end, f"it is no valid JSON: {problem}")
         return [self._build_call(item) for item in (parsed if isinstance(parsed, list) else [parsed])], end
 
     def _build_call(self, parsed: object) -> ToolCall:
@@ -232,9 +233,9 @@ class NamedJsonSyntax(CallSyntax):
         match = re.compile(self.header).match(text, start)
         if match is None:
             return self._error_at(text, start, f"it must have the form {self.form}")
-        parsed, end = _decode_json(text, match.end())
-        if isinstance(parsed, ValueError):
-            return self._error_at(text, start, f"its arguments are no valid JSON: {parsed}")
+        _, end, problem = _decode_json(text, match.end())
+        if problem:
+            return self._error_at(text, start, f"its arguments are no valid JSON: {problem}")
         return [build_tool_call(match["name"], text[match.end() : end].strip())], end
 
 
@@ -309,9 +310,9 @@ class GemmaSyntax(CallSyntax):
         closing = re.compile(rf"(?:{GEMMA_STRING}|.)*?(?=\s*{re.escape(self.closing)}|\s*\Z)", re.DOTALL)
         written = closing.match(text, match.end())
         assert written is not None
-        parsed, _ = _decode_json(_GEMMA_TOKENS.sub(_gemma_token_to_json, written[0]), 0)
-        if isinstance(parsed, ValueError):
-            return self._error_at(text, start, f"its arguments cannot be read: {parsed}")
+        parsed, _, problem = _decode_json(_GEMMA_TOKENS.sub(_gemma_token_to_json, written[0]), 0)
+        if problem:
+            return self._error_at(text, start, f"its arguments cannot be read: {problem}")
         return [build_tool_call(match["name"], parsed)], written.end()
 
 
@@ -392,9 +393,9 @@ class HarmonySyntax(CallSyntax):
 
     @staticmethod
     def _build_call(name: str, body: str) -> ToolCall:
-        parsed, end = _decode_json(body, 0)
-        if isinstance(parsed, ValueError):
-            return build_error_call(body, f"its arguments are no valid JSON: {parsed}")
+        _, end, problem = _decode_json(body, 0)
+        if problem:
+            return build_error_call(body, f"its arguments are no valid JSON: {problem}")
         return build_tool_call(name, body[:end].strip())
 
 
@@ -492,7 +493,7 @@ def derive_json_syntax(rendered: str, call: ToolCall) -> JsonSyntax | None:
     for start, character in enumerate(rendered):
         if character not in "[{":
             continue
-        parsed, _ = _decode_json(rendered, start)
+        parsed, _, _ = _decode_json(rendered, start)
         item = parsed[0] if isinstance(parsed, list) and parsed else parsed
         function = item.get("function", item) if isinstance(item, dict) else None
         if not isinstance(function, dict):
@@ -578,9 +579,9 @@ def _parse_python(source: str) -> list[ToolCall]:
 
 def _build_python_call(node: ast.expr) -> ToolCall:
     if not isinstance(node, ast.Call):
-        raise ValueError(f"{ast.unparse(node)} is no call")
+        raise UserError(f"{ast.unparse(node)} is no call")
     if node.args or any(keyword.arg is None for keyword in node.keywords):
-        raise ValueError("arguments need names")
+        raise UserError("arguments need names")
     arguments = {keyword.arg: ast.literal_eval(_JsonConstants().visit(keyword.value)) for keyword in node.keywords}
     return build_tool_call(ast.unparse(node.func), arguments)
 
@@ -593,16 +594,14 @@ class _JsonConstants(ast.NodeTransformer):
         return ast.Constant(PYTHON_CONSTANTS[node.id]) if node.id in PYTHON_CONSTANTS else node
 
 
-def _decode_json(text: str, start: int) -> tuple[Any, int]:
-    """Parse JSON after ``start``; return the value and its end offset, or a ValueError and ``start`` without spaces."""
+def _decode_json(text: str, start: int) -> tuple[Any, int, str]:
+    """Parse JSON after ``start``; return the value, its end offset and "", or None, its start and the problem."""
     start = _skip_whitespace(text, start)
     try:
         value, end = json.JSONDecoder().raw_decode(text, start)
-    except ValueError as error:
-        return error, start
-    except RecursionError as error:
-        return ValueError(str(error)), start
-    return value, end
+    except (ValueError, RecursionError) as error:
+        return None, start, str(error)
+    return value, end, ""
 
 
 def _skip_whitespace(text: str, start: int) -> int:
