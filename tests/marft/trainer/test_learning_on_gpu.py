@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from marft.config import RunSettings
+from marft.config import RunSettings, load_recipe
 from marft.config.interfaces.schedule import Progress, UpdatePhase
 from marft.models.policy_registry import PolicyRegistry
 from marft.runs.checkpoints import CheckpointManager, load_checkpoint
@@ -24,6 +24,7 @@ from marft.trainer.local_learner import LocalLearner
 from marft.trainer.micro_batch import FixedLogProbs
 from marft.trainer.non_finite_guard import Snapshot, find_non_finite
 from marft.trainer.scoring import score_actions
+from marft.trainer.train import train
 from marft.trainer.update import PolicyUpdater
 from tests.learners import ROLES, begun, episodes, recipe, samples_of
 from tests.nights import BY_NIGHT, some
@@ -180,6 +181,19 @@ class TestSteps:
             assert metrics["gradient_norm"] > 0
             found.append(counts)
         assert found[0].num_syncs == found[1].num_syncs <= SYNCS[name], found[0].report()
+
+    def test_a_run_samples_learns_and_saves(self, tmp_path: Path) -> None:
+        """Tokens are sampled in CUDA graphs: a replay, and then a read, for each token of all rows."""
+        words = ("--training.steps", "2", "--rollout.tasks_per_step", "2", "--evaluation.every", "0")
+        run = load_recipe("demo", [*words, *CUDA, "--models.base.dtype", "float32", "--output", str(tmp_path)])
+        with counting("a run") as counts:
+            train(run, folder := RunFolder(tmp_path / run.name))
+        metrics = folder.read_metrics()[-1]
+        assert metrics["log_prob_difference"] < 1e-4
+        assert metrics["gradient_norm"] > 0
+        assert counts.launches["graph replay"] > 10, counts.report()
+        reads = sum(n for line, n in counts.syncs.items() if line.startswith("copy to host at marft/inference/"))
+        assert reads <= 3 * counts.launches["graph replay"] + 40, counts.report()
 
     @pytest.mark.parametrize("name", some(LEARNT, of=5))
     def test_what_is_learned_is_what_the_cpu_learns(self, small: Small, name: str) -> None:
