@@ -108,7 +108,9 @@ class TestOpening:
         run = settings(
             "tiny", "runs", *PROCESS, "--engine.prefix_cache_mb", "2", "--engine.max_batch_size", "7", *words
         )
-        there = models(a=policy(None, context=64), b=policy(None, context=128, lora=SimpleNamespace(rank=16, target_parameters=())))
+        there = models(
+            a=policy(None, context=64), b=policy(None, context=128, lora=SimpleNamespace(rank=16, target_parameters=()))
+        )
         engine: Any = run.engine
         opened = build_process_init_message(engine, run, there, ["a", "b"])
         assert (opened.options["threads"], opened.options["prefix_bytes"]) == (threads, 2 * 2**20)

@@ -145,7 +145,8 @@ class TestDevices:
 
 def test_adapters_that_vllm_has_no_room_for_are_refused() -> None:
     policies = {
-        name: SimpleNamespace(adapter=name, lora=SimpleNamespace(rank=rank, target_parameters=())) for name, rank in (("a", 8), ("b", 600))
+        name: SimpleNamespace(adapter=name, lora=SimpleNamespace(rank=rank, target_parameters=()))
+        for name, rank in (("a", 8), ("b", 600))
     }
     models: Any = SimpleNamespace(policies=policies)
     nothing: Any = None
