@@ -334,7 +334,10 @@ class Server(EngineServer):
 
 def adapter_options(folder: str) -> dict[str, bool]:
     """Return vLLM's options for an adapter: whether it has matrices of all experts in one, as PEFT writes them."""
-    config = json.loads(Path(folder, "adapter_config.json").read_text(encoding="utf-8"))
+    file = Path(folder, "adapter_config.json")
+    if not file.is_file():  # a loaded adapter, whose files have been deleted; vLLM reads the options when it loads
+        return {}
+    config = json.loads(file.read_text(encoding="utf-8"))
     return {"is_3d_lora_weight": True} if config.get("target_parameters") else {}
 
 
