@@ -78,7 +78,7 @@ def serve(backbone: Backbone, random_model: Path) -> Serve:
         thread = CallerThreadExecutor()
 
         async def whole() -> None:
-            options = {"prefix_bytes": 2**20}
+            options = {"prefix_bytes": 2**20, "cuda_graphs": False}
             init_message = EngineInit("model", "float32", 256, max_rows, 2, 4, 1, options, in_flight=True)
             format, connection = load_format(ModelSettings(path=str(random_model))), Connection()
             server = InFlightServer(connection, backbone, format, thread, init_message)  # type: ignore[arg-type]
