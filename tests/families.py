@@ -14,7 +14,7 @@ PACKED = (
     "Phi 3, 4", "OLMo 2", "GLM 4", "Granite 3", "Cohere 2", "gpt-oss", "DeepSeek 3", "Qwen 3.5", "Qwen 3 Next",
     "Granite 4 hybrid", "Bamba", "LFM 2", "Mamba", "Mamba 2", "Nemotron-H", "Gemma 4", "StableLM", "GPT-2",
     "DeepSeek 3 with expert groups", "GLM 4 with experts", "ERNIE 4.5 with experts", "MiniMax M2", "Mixtral",
-    "Granite 3 with experts",
+    "Granite 3 with experts", "Nemotron 3",
 )  # fmt: skip
 EXPERTS = (
     "Qwen 3 with experts", "gpt-oss", "DeepSeek 3", "DeepSeek 3 with expert groups", "GLM 4 with experts",
@@ -23,6 +23,7 @@ EXPERTS = (
 OWN = ("Doge", "DeepSeek 3.2", "Llama 4")
 RECURRENT = (
     "Qwen 3.5", "Qwen 3 Next", "Granite 4 hybrid", "Bamba", "LFM 2", "Mamba", "Mamba 2", "Nemotron-H",
+    "Nemotron 3",
 )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ python tools/model_families.py      # writes the table in docs/models.md
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from marft.models.forward_check import select_forward
 from marft.models.load_lock import with_load_lock
 
 DOCS_PAGE = Path(__file__).parents[1] / "docs" / "models.md"
+COSTS_FILE = Path(__file__).parents[1] / "benchmarks" / "results" / "family_costs.json"  # from tools/family_costs.py
 SMALL_CONFIG = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2,
@@ -52,6 +54,7 @@ LINEAR_CONFIG = {
     "linear_num_value_heads": 4,
 }
 MAMBA_CONFIG = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1}
+NEMOTRON_CONFIG = {**HEADS_CONFIG, "mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 1}
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 5e5,
@@ -100,7 +103,10 @@ class ModelFamily:
 
     def small_config(self) -> PreTrainedConfig:
         """Return the configuration for a small model, with active windows, caps and scales."""
-        settings = {**self.size, **self.settings}
+        return self.build_config({**self.size, **self.settings})
+
+    def build_config(self, settings: Mapping[str, Any]) -> PreTrainedConfig:
+        """Return the configuration for a model with these settings."""
         return getattr(transformers, self.config_class)(**settings)  # type: ignore[no-any-return]
 
 
@@ -238,13 +244,18 @@ MODEL_FAMILIES = (
         "Nemotron-H",
         "Nemotron-Nano-9B-v2",
         "NemotronHConfig",
+        {**NEMOTRON_CONFIG, "layers_block_type": ["mamba", "attention"]},
+    ),
+    ModelFamily(
+        "Nemotron 3",
+        "Nemotron-3-Nano-30B-A3B",
+        "NemotronHConfig",
         {
-            **HEADS_CONFIG,
-            "layers_block_type": ["mamba", "attention"],
-            "mamba_num_heads": 4,
-            "mamba_head_dim": 16,
-            "ssm_state_size": 8,
-            "n_groups": 1,
+            **NEMOTRON_CONFIG,
+            **SHARED_EXPERTS_CONFIG,
+            "moe_shared_expert_intermediate_size": 24,
+            "num_hidden_layers": 4,
+            "layers_block_type": ["mamba", "moe", "attention", "mlp"],
         },
     ),
     ModelFamily("RWKV 4", "rwkv-4-pile", "RwkvConfig", {"attention_hidden_size": 32}, STATE_SPACE_CONFIG),
@@ -256,15 +267,22 @@ TABLE_BEGIN, TABLE_END = (
 )
 
 
-@with_load_lock
 def build_small_backbone(family: ModelFamily, dtype: torch.dtype = torch.float32) -> Backbone:
-    """Build a small random model for a family, with its forward mode selected.
+    """Build a small random model for a family, as :func:`build_backbone`."""
+    return build_backbone(family.name, family.small_config(), dtype)
+
+
+@with_load_lock
+def build_backbone(label: str, config: PreTrainedConfig, dtype: torch.dtype = torch.float32) -> Backbone:
+    """Build a random model, with its forward mode selected.
+
+    Args:
+        label: the model's name in errors.
 
     Raises:
         ValueError: no forward mode supports the model.
     """
     attention.register_attention()
-    config = family.small_config()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(
@@ -272,7 +290,7 @@ def build_small_backbone(family: ModelFamily, dtype: torch.dtype = torch.float32
         )
         scale_up_weights(model)
     backbone = Backbone(model.to(dtype).eval().requires_grad_(False), 256)
-    select_forward(backbone, family.name)
+    select_forward(backbone, label)
     return backbone
 
 
@@ -295,8 +313,8 @@ def render_page() -> str:
     """Render docs/models.md with the current table."""
     before, _, remainder = DOCS_PAGE.read_text(encoding="utf-8").partition(TABLE_BEGIN)
     table = [
-        "| family | such as | forward | linear layers |",
-        "| --- | --- | --- | --- |",
+        "| family | such as | forward | cost | linear layers |",
+        "| --- | --- | --- | --- | --- |",
         *map(_table_row, MODEL_FAMILIES),
     ]
     return before + TABLE_BEGIN + "\n".join(table) + "\n" + TABLE_END + remainder.partition(TABLE_END)[2]
@@ -306,9 +324,11 @@ def _table_row(family: ModelFamily) -> str:
     try:
         backbone = build_small_backbone(family)
     except ValueError:
-        return f"| {family.name} | {family.checkpoints} | {FORWARD_NAMES['refused']} | |"
+        return f"| {family.name} | {family.checkpoints} | {FORWARD_NAMES['refused']} | | |"
+    cost = json.loads(COSTS_FILE.read_text(encoding="utf-8")).get(family.name)
+    costs = "" if cost is None else f"{cost['learning']}/{cost['decoding']}"
     names = ", ".join(f"`{name}`" for name in linear_layer_names(backbone))
-    return f"| {family.name} | {family.checkpoints} | {FORWARD_NAMES[forward_name(backbone)]} | {names} |"
+    return f"| {family.name} | {family.checkpoints} | {FORWARD_NAMES[forward_name(backbone)]} | {costs} | {names} |"
 
 
 def linear_layer_names(backbone: Backbone) -> list[str]:
