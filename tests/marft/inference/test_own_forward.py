@@ -68,7 +68,7 @@ def test_rows_of_all_policies_in_one_batch_are_as_each_alone(backbone: Backbone)
         results.append([hidden.detach(), *adapter_gradients(backbone)])
     for together, alone in zip(*results, strict=True):
         scale = alone.abs().max() + 1e-6
-        torch.testing.assert_close(together / scale, alone / scale, rtol=0, atol=1e-4)
+        torch.testing.assert_close(together / scale, alone / scale, rtol=0, atol=5e-4)
 
 
 TREE_ROWS = [
@@ -144,7 +144,7 @@ def test_gradients_are_the_same_when_activations_are_computed_again(backbone: Ba
         (hidden * torch.linspace(-1, 1, 32)).sum().backward()
         gradients.append(adapter_gradients(backbone))
     for plain, recomputed in zip(*gradients, strict=True):
-        torch.testing.assert_close(recomputed, plain)
+        torch.testing.assert_close(recomputed, plain, rtol=1e-4, atol=1e-4)
 
 
 def test_kernels_are_called_on_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
