@@ -20,12 +20,12 @@ from marft.inference.chat_messages import (
     ChatFormat,
     check_continuation,
     check_history,
-    detect_roles,
     encode_new_messages,
     render_text,
     tokenize_messages,
 )
 from marft.inference.renderer import ChatRenderer
+from marft.inference.template_messages import detect_roles
 from marft.models.tokenizer_format import find_stop_ids, fix_date, load_format
 from tests.chat_families import FAMILIES, format_of, tokenizer_of
 

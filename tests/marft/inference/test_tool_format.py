@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from transformers import AddedToken, PreTrainedTokenizerBase
 
 from marft.common.types import Tool, ToolCall
+from marft.inference.call_syntax import JsonSyntax
+from marft.inference.call_values import build_tool_call
 from marft.inference.chat_messages import ChatFormat
-from marft.inference.call_syntax import JsonSyntax, build_tool_call
 from marft.inference.tool_format import ToolFormat
 from marft.models import chat_templates as other_process
 from tests import templates
@@ -65,7 +66,11 @@ def turn(format_: ToolFormat, text: str, ended: bool = True) -> np.ndarray:
     ("template", "syntax", "text"),
     [
         (templates.HERMES, JsonSyntax("<tool_call>"), "Well.\n<tool_call>\n{call}\n</tool_call>"),
-        (templates.BARE, JsonSyntax("", arguments_key="parameters"), ' {"name": "add", "parameters": {"a": 1, "b": 2}}'),
+        (
+            templates.BARE,
+            JsonSyntax("", arguments_key="parameters"),
+            ' {"name": "add", "parameters": {"a": 1, "b": 2}}',
+        ),
         (templates.LIST, JsonSyntax("[TOOL_CALLS]"), "[TOOL_CALLS] [{call}]"),
         (
             templates.THINKS,
@@ -179,9 +184,7 @@ def test_a_response_template_that_comes_to_no_end_loses_its_call_alone(
 
 def test_a_marker_inside_the_arguments_is_part_of_them() -> None:
     inner = '{"name": "python", "arguments": {"code": "print(\'<tool_call>{}\')"}}'
-    assert [c.name for c in JsonSyntax("<tool_call>").parse_calls(f"<tool_call>{inner} then")] == [
-        "python"
-    ]
+    assert [c.name for c in JsonSyntax("<tool_call>").parse_calls(f"<tool_call>{inner} then")] == ["python"]
 
 
 def test_an_answer_that_is_json_is_no_call() -> None:

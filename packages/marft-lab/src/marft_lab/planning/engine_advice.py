@@ -29,8 +29,8 @@ def advise_engine(run: RunSettings, device: str) -> list[str]:
     keys = " ".join(f"--{key} {str(value).lower()}" for key, value in faster.keys.items())
     before, after = plan.best.seconds, faster.plan.best.seconds
     return [
-        f"vLLM is installed; {keys} is expected to save {_digits(before - after)} of {_digits(before)} seconds per step "
-        "(marft plan shows how)"
+        f"vLLM is installed; {keys} is expected to save {_digits(before - after)} of {_digits(before)} seconds per "
+        "step (marft plan shows how)"
     ]
 
 

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive
 
-from marft.inference.call_syntax import exceeds_depth
+from marft.inference.call_values import exceeds_depth
 from marft_serve.gateway.errors import RequestError, invalid_error
 from marft_serve.gateway.http import read_body, run_if_large
 from marft_serve.gateway.protocol.parsing import check_size, parse_json

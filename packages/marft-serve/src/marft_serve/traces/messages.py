@@ -12,7 +12,7 @@ from marft.common.reasoning import measure_reasoning, strip_delimiters
 from marft.common.texts import parse_json_text, replace_surrogates
 from marft.common.types import Tool, ToolCall
 from marft.config.interfaces.channel import Message
-from marft.inference.call_syntax import MAX_DEPTH, exceeds_depth
+from marft.inference.call_values import MAX_DEPTH, exceeds_depth
 from marft_serve.gateway.errors import RequestError
 from marft_serve.gateway.protocol.parsing import ClientMessage, ClientToolCall, build_chat_messages, join_parts
 from marft_serve.traces.types import DEFAULT_AGENT_NAME, UnreadableError

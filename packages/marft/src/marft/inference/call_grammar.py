@@ -21,7 +21,8 @@ from marft.common.errors import UserError
 from marft.common.texts import format_error, parse_json_text
 from marft.common.token_data import Grammar
 from marft.common.types import Tool, ToolCall
-from marft.inference.call_syntax import TaggedSyntax, parameter_schema, schema_types
+from marft.inference.call_syntax import TaggedSyntax
+from marft.inference.call_values import parameter_schema, schema_types
 from marft.inference.chat_messages import PROBE_QUESTION, ChatFormat, render_text
 from marft.inference.schema_checks import check_schema, serialize_schema
 from marft.inference.tool_format import (

@@ -22,11 +22,10 @@ from marft.inference.call_syntax import (
     PYTHON_TAG,
     CallSyntax,
     Reasoning,
-    build_error_call,
-    build_tool_call,
     derive_json_syntax,
     detect_syntax,
 )
+from marft.inference.call_values import build_error_call, build_tool_call
 from marft.inference.chat_messages import (
     PROBE_ANSWER,
     PROBE_FOLLOW_UP,

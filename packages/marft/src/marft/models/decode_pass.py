@@ -18,9 +18,9 @@ from transformers.activations import SiLUActivation
 
 from marft.models.attention import AttentionPlan, AttentionSpec
 from marft.models.backbone import Backbone
-from marft.models.devices import is_on_cpu
+from marft.models.devices import EXACT_DTYPES, is_on_cpu
 from marft.models.fused_decoder import rotary_factors, rotate_pairs
-from marft.models.linear_layers import EXACT_DTYPES, FrozenLinear
+from marft.models.linear_layers import FrozenLinear
 from marft.models.lora import Adapter, MultiLoraLinear, scale_mask
 
 Columns = Callable[[Tensor], Tensor]  # a linear layer with its adapters on rows stored as columns: [in, n] → [out, n]

@@ -22,6 +22,8 @@ MAX_PACKED_BYTES = 2**28  # in one transfer of several tensors; a packed copy ta
 ALIGNMENT = 16  # bytes; where an array begins in a packed transfer
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # options of glibc's mallopt(3)
 
+EXACT_DTYPES = (torch.float32, torch.float64)
+
 
 def is_on_cpu(tensor: Tensor) -> bool:
     """Return whether a tensor resides in CPU memory, with free reads."""

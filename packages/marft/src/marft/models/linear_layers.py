@@ -27,12 +27,11 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear, silu
 from transformers.activations import SiLUActivation
 
-from marft.models.devices import AutogradContext, is_on_cpu
+from marft.models.devices import EXACT_DTYPES, AutogradContext, is_on_cpu
 from marft.models.half_precision import compute_dtype, uses_half_products
 from marft.models.lora import Adapter, MultiLoraLinear, Routing
 from marft.models.quantization import QuantizedLinear
 
-EXACT_DTYPES = (torch.float32, torch.float64)
 MAX_BLOCK_ROWS = 1536  # maximum rows with intermediate values in memory at once; smaller blocks make products slower
 
 

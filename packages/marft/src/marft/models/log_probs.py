@@ -28,8 +28,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig
 
 from marft.common.token_data import GrammarMasks
-from marft.models.devices import AutogradContext, half_matmul, is_on_cpu, to_device
-from marft.models.linear_layers import EXACT_DTYPES
+from marft.models.devices import EXACT_DTYPES, AutogradContext, half_matmul, is_on_cpu, to_device
 
 CHUNK_ELEMENTS = 2**22  # logits held at a time
 # minimum rows per chunk, unless these rows would have more than MAX_CHUNK_LOGITS logits

@@ -168,7 +168,7 @@ def _gated_delta_rule(
     use_qk_l2norm_in_kernel: bool = False,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Apply the gated delta rule (Yang et al. 2024) to each row, [1, N, H, D]."""
+    """Apply the gated delta rule of Gated DeltaNet to each row, [1, N, H, D]."""
 
     def scan(
         state: Tensor | None, g: Tensor, beta: Tensor, query: Tensor, key: Tensor, value: Tensor

@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from marft.common import seeds
@@ -363,34 +364,15 @@ def _pack(
         for segment_positions, (_, segment) in zip(before, segments, strict=True)
     ]
     targets = [segment.tokens[segment.scored] for _, segment in segments]
-    scored = np.array([sum(segment.num_scored for segment in scored_tokens(action)) for action in actions])
     names = tuple(sorted({action.agent for action in actions}))
-    token_weights = [
-        batch_counts.token_weight(sample, packing.aggregation, packing.constant_length) for sample in samples
-    ]
-    units = np.ones(len(actions), np.int64) if packing.level == "action" else counts
-    unit_weights = (
-        np.array([1.0 / batch_counts.actions[action.policy] for action in actions])
-        if packing.level == "action"
-        else np.repeat(token_weights, counts)
-    )
-
     temperatures = [packing.temperatures[action.agent] for action in actions]
     plain = all(temperature == 1.0 for temperature in temperatures)
-
+    scored = np.array([sum(segment.num_scored for segment in scored_tokens(action)) for action in actions])
     columns = {
         "predict_from": np.concatenate(positions),
         "targets": np.concatenate(targets),
         "temperatures": np.repeat(temperatures, 0 if plain else scored),
-        "engine_log_probs": np.concatenate([action.log_probs for action in actions]),
-        "base_log_probs": np.concatenate([fixed.base[action.key] for action in actions]) if fixed.base else np.empty(0),
-        "action_of": np.repeat(np.arange(len(actions)), counts),
-        "normalizers": np.array([sample.normalizer for sample in samples]),
-        "advantages": np.concatenate([sample.advantages for sample in samples]),
-        "unit_weights": unit_weights,
-        "log_factors": np.repeat([sample.log_factor for sample in samples], units),
-        "token_weights": np.repeat(token_weights, counts),
-        "nll_weights": np.repeat([batch_counts.nll_weight(sample) for sample in samples], counts),
+        **_decision_columns(samples, packing, batch_counts, fixed, counts),
     }
     arrays = [column.astype(np.int64 if name in INDICES else np.float32) for name, column in columns.items()]
     sent = dict(zip(columns, send_together(arrays, device), strict=True))
@@ -425,6 +407,42 @@ def _pack(
         agent_names=names,
         level=packing.level,
     )
+
+
+def _decision_columns(
+    samples: Sequence[Sample],
+    packing: Packing,
+    batch_counts: BatchCounts,
+    fixed: FixedLogProbs,
+    counts: npt.NDArray[np.int64],
+) -> dict[str, np.ndarray]:
+    """Return what belongs to decisions, units and actions, by the names of :class:`MicroBatch`.
+
+    Args:
+        counts: decisions of each action, [A].
+    """
+    actions = [sample.action for sample in samples]
+    by_action = packing.level == "action"
+    token_weights = [
+        batch_counts.token_weight(sample, packing.aggregation, packing.constant_length) for sample in samples
+    ]
+    units = np.ones(len(actions), np.int64) if by_action else counts
+    unit_weights = (
+        np.array([1.0 / batch_counts.actions[action.policy] for action in actions])
+        if by_action
+        else np.repeat(token_weights, counts)
+    )
+    return {
+        "engine_log_probs": np.concatenate([action.log_probs for action in actions]),
+        "base_log_probs": np.concatenate([fixed.base[action.key] for action in actions]) if fixed.base else np.empty(0),
+        "action_of": np.repeat(np.arange(len(actions)), counts),
+        "normalizers": np.array([sample.normalizer for sample in samples]),
+        "advantages": np.concatenate([sample.advantages for sample in samples]),
+        "unit_weights": unit_weights,
+        "log_factors": np.repeat([sample.log_factor for sample in samples], units),
+        "token_weights": np.repeat(token_weights, counts),
+        "nll_weights": np.repeat([batch_counts.nll_weight(sample) for sample in samples], counts),
+    }
 
 
 def _concat_by_action(actions: Sequence[Action], rows: Sequence[np.ndarray]) -> list[np.ndarray]:
