@@ -156,6 +156,9 @@ def decode(backbone: Backbone, prompts: Sequence[int]) -> Tensor:
 FOR_EXPERTS = {"gate_proj", "up_proj", "down_proj"}  # peft takes these for the experts of a model that has any
 LEFT_OUT = {
     "DeepSeek 3": FOR_EXPERTS,
+    "DeepSeek 3 with expert groups": FOR_EXPERTS,
+    "ERNIE 4.5 with experts": FOR_EXPERTS,
+    "GLM 4 with experts": FOR_EXPERTS,
     "DeepSeek 3.2": {*FOR_EXPERTS, "wq_b", "wk", "weights_proj"},
     "Qwen 3 Next": FOR_EXPERTS,
     "Mamba": {"out_proj", "dt_proj"},

@@ -531,7 +531,7 @@ def test_what_pefts_own_configuration_says_by_default_is_plain_lora(tmp_path: Pa
 ANOTHER_COMPUTATION: dict[str, object] = {
     "alpha_pattern": {"q_proj": 3}, "rank_pattern": {"q_proj": 2}, "fan_in_fan_out": True, "bias": "all",
     "lora_bias": True, "layers_to_transform": 0, "exclude_modules": ["v_proj"], "use_dora": True, "modules_to_save": ["lm_head"],
-    "target_parameters": ["mlp.experts.gate_up_proj"], "trainable_token_indices": [1], "layer_replication": [[0, 1]],
+    "trainable_token_indices": [1], "layer_replication": [[0, 1]],
     "alora_invocation_tokens": [1], "use_qalora": True, "arrow_config": {"top_k": 2},
 }  # fmt: skip
 

@@ -187,7 +187,7 @@ def test_a_run_that_goes_on_keeps_to_what_it_knew_and_has_what_it_had_played(
     """One that begins with a checkpoint of its own, and does not go on from it, has played nothing."""
     folder, run = run_of(1, tmp_path / "runs")
     rollouts, asked = Published(run), list[Any]()
-    rollouts.models = SimpleNamespace(slow_model_warnings=list)  # type: ignore[attr-defined]
+    rollouts.models = SimpleNamespace(slow_model_warnings=list, device=torch.device("cpu"))  # type: ignore[attr-defined]
     state = State(step=3, tasks_drawn=7, excluded_tasks={"t2": "it ended its workers"})
 
     def opened(*arguments: Any) -> None:

@@ -444,4 +444,4 @@ class ActionBuilder:
         versions = [completion.list_token_versions() for completion in self._completions]
         known = [own for own in versions if own is not None]
         joined = np.concatenate([NO_TOKENS, *known])
-        return joined if len(known) == len(versions) and (joined != joined[0]).any() else None
+        return joined if len(known) == len(versions) and (joined != joined[:1]).any() else None

@@ -152,8 +152,9 @@ def _file_names(layers: Iterable[str], experts: Iterable[str]) -> dict[str, str]
     PEFT wraps the module of experts once for each weight. The last weight is the outermost, and ``base_layer`` is the
     module inside.
 
-    >>> list(_file_names([], ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]).values())
-    ['mlp.experts.base_layer', 'mlp.experts']
+    >>> names = _file_names([], ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"])
+    >>> names["mlp.experts.gate_up_proj"], names["mlp.experts.down_proj"]
+    ('mlp.experts.base_layer', 'mlp.experts')
     """
     names, depths = {layer: layer for layer in layers}, Counter[str]()
     for weight in reversed(list(experts)):
