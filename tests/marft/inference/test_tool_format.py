@@ -65,7 +65,11 @@ def turn(format_: ToolFormat, text: str, ended: bool = True) -> np.ndarray:
 @pytest.mark.parametrize(
     ("template", "syntax", "text"),
     [
-        (templates.HERMES, JsonSyntax("<tool_call>"), "Well.\n<tool_call>\n{call}\n</tool_call>"),
+        (
+            templates.HERMES,
+            JsonSyntax("<tool_call>", closing="</tool_call>"),
+            "Well.\n<tool_call>\n{call}\n</tool_call>",
+        ),
         (
             templates.BARE,
             JsonSyntax("", arguments_key="parameters"),
@@ -74,10 +78,10 @@ def turn(format_: ToolFormat, text: str, ended: bool = True) -> np.ndarray:
         (templates.LIST, JsonSyntax("[TOOL_CALLS]"), "[TOOL_CALLS] [{call}]"),
         (
             templates.THINKS,
-            JsonSyntax("<tool_call>"),
+            JsonSyntax("<tool_call>", closing="</tool_call>"),
             "<think>\n</think>\n<tool_call>{call}</tool_call>",
         ),
-        (templates.THOUGHTLESS, JsonSyntax("<tool_call>"), "<tool_call>{call}</tool_call>"),
+        (templates.THOUGHTLESS, JsonSyntax("<tool_call>", closing="</tool_call>"), "<tool_call>{call}</tool_call>"),
     ],
 )
 def test_the_format_is_read_off_the_template(

@@ -17,6 +17,7 @@ import numpy as np
 
 from marft.common.errors import UserError
 from marft.common.reasoning import StopString
+from marft.common.texts import parse_json_text
 from marft.common.token_data import Grammar
 from marft.common.types import Action, AgentProfile, Prompt, TokenIds, Tool, ToolCall
 from marft.config.interfaces.channel import Message
@@ -251,7 +252,7 @@ def tool_call_messages(text: str, calls: Sequence[ToolCall]) -> list[dict[str, A
     for index, call in enumerate(calls):
         call_id, name = f"call{index:05d}", call.name or "unknown"
         arguments = parse_arguments(call.arguments)
-        if not arguments and call.arguments.strip() not in ("", "{}"):
+        if not arguments and not isinstance(parse_json_text(call.arguments or "{}"), dict):
             arguments = {"unreadable": call.arguments}  # the history shows what was written
         function = {"name": name, "arguments": arguments}
         tool_calls.append({"type": "function", "id": call_id, "function": function})

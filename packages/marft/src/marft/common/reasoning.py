@@ -28,11 +28,12 @@ DELIMITER_PAIRS = (
 DELIMITERS = frozenset(mark for family in DELIMITER_PAIRS if family != CHANNEL_DELIMITERS for mark in family) | {
     "<|channel>"
 }
-# end of a channel's message, with the header of the next one
-_CHANNEL_BREAK = re.compile(r"<\|end\|>(?:<\|start\|>assistant)?(?:<\|channel\|>\w+<\|message\|>)?")
-_CHANNEL_MESSAGE = re.compile(
-    r"<\|channel\|>(\w+)[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>(.*?)(?=<\|(?:end|call|return|start|channel)\|>|\Z)",
-    re.DOTALL,
+# header of a channel's message: its channel, and what follows the channel's name
+_CHANNEL_HEADER = re.compile(
+    r"\s*+(?:<\|start\|>assistant)?<\|channel\|>(?P<name>\w++)(?P<more>[^<]*+(?:<\|constrain\|>[^<]*+)?)<\|message\|>"
+)
+_CHANNEL_BREAK = re.compile(
+    r"<\|end\|>(?:<\|start\|>assistant)?(?:<\|channel\|>\w++<\|message\|>)?|<\|channel\|>\w++<\|message\|>"
 )
 _DELIMITER_PATTERN = re.compile(
     "|".join(re.escape(mark) for family in DELIMITER_PAIRS for mark in family), re.IGNORECASE
@@ -64,10 +65,6 @@ def split_reasoning(text: str) -> tuple[str, str]:
     >>> split_reasoning("<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>It is 3.")
     ('Hm.', 'It is 3.')
     """
-    channels = _CHANNEL_MESSAGE.findall(text)
-    if channels:
-        parts = [[body for name, body in channels if (name == "analysis") == inside] for inside in (True, False)]
-        return "\n".join(parts[0]).strip(), "\n".join(parts[1]).strip()
     size = measure_reasoning(text)
     return strip_delimiters(text[:size]) if size else "", text[size:]
 
@@ -120,6 +117,8 @@ def measure_reasoning(text: str, in_reasoning: bool = False) -> int:
     Args:
         in_reasoning: the text continues reasoning that the prompt began.
     """
+    if text.lstrip().startswith(("<|channel|>", "<|start|>")):
+        return _measure_channels(text)
     begins, ends = find_delimiters(text)
     if in_reasoning and ends not in text:
         ends = next((mark for _, mark in DELIMITER_PAIRS if mark in text), ends)
@@ -128,6 +127,24 @@ def measure_reasoning(text: str, in_reasoning: bool = False) -> int:
         message = text[end + len(ends) :]
         return len(text) - len(message.lstrip())
     return len(text) if in_reasoning or text.lstrip().startswith(begins) else 0
+
+
+def _measure_channels(text: str) -> int:
+    """Return the length of a gpt-oss turn up to its first message that is neither reasoning nor a call.
+
+    The length includes that message's header. A call begins with its header, and an incomplete header may become one.
+    """
+    at = 0
+    while (header := _CHANNEL_HEADER.match(text, at)) is not None:
+        if "to=" in header["more"]:
+            return at
+        if header["name"] != "analysis":
+            return header.end()
+        end = text.find("<|end|>", header.end())
+        if end < 0:
+            return len(text)
+        at = end + len("<|end|>")
+    return at
 
 
 def measure_first_reasoning(

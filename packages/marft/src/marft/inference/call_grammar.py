@@ -36,6 +36,8 @@ from marft.inference.tool_format import (
 )
 from marft.models.chat_templates import RENDER_ERRORS
 
+# keywords of a text's schema that no grammar enforces outside JSON
+TEXT_LIMITS = {"pattern", "format", "minLength", "maxLength", "const", "anyOf", "oneOf", "allOf", "not"}
 NAME_JSON = json.dumps(PROBE_NAME)
 PROBE_ARGUMENTS = json.loads(PROBE_CALL.arguments)
 
@@ -151,7 +153,7 @@ def _parameter_rules(
             inner = {**table, "$defs": schema.get("$defs", {})}
             rules.append(f"{name}_value: %json {serialize_schema(inner)}")
             continue
-        unsupported = sorted({"pattern", "format", "minLength", "maxLength", "const"} & table.keys())
+        unsupported = sorted(TEXT_LIMITS & table.keys())
         if unsupported:
             raise UserError(f"its chat template writes {key!r} as plain text, whose {unsupported[0]} cannot be forced")
         if values := table.get("enum"):
@@ -250,7 +252,7 @@ def build_grammar(format: ChatFormat, chat: Chat, constraint: Constraint) -> Gra
     """Return the grammar for the answer to a client's chat.
 
     Raises:
-        UserError: the model's chat template does not write tool calls as JSON, or a schema is not supported.
+        UserError: a grammar cannot describe the model's tool calls, or a schema is not supported.
     """
     if constraint.kind == "call":
         tools = [tool for tool in chat.tools if constraint.tool in ("", tool.name)]

@@ -25,9 +25,9 @@ from marft.common.types import Tool, ToolCall
 from marft.inference.call_values import build_error_call, build_tool_call, decode_value, parameter_schema
 
 PYTHON_TAG = "<|python_tag|>"  # Llama's start of a call, which its templates do not render
-MAX_PARSE_ERRORS = 100  # consecutive unreadable calls after which parsing of a turn stops
+MAX_PARSE_ERRORS = 100  # unreadable calls after which parsing of a turn stops
 PYTHON_CONSTANTS = {"true": True, "false": False, "null": None}  # JSON constants inside Python calls
-_WHITESPACE = re.compile(r"\s*+")
+_WHITESPACE, _SEPARATORS = re.compile(r"\s*+"), re.compile(r"[\s;,]*+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class CallSyntax(ABC):
                 new, offset = self.parse_at(text, offset, tools)
                 calls += [(section if section >= 0 else match.start(), call) for call in new]
             section = match.start() if self.section and marker == self.section else -1
-            if sum(call.error for _, call in calls[-MAX_PARSE_ERRORS:]) == MAX_PARSE_ERRORS:
+            if sum(call.error for _, call in calls) >= MAX_PARSE_ERRORS:
                 reason = f"{MAX_PARSE_ERRORS} calls before it could not be read either"
                 return [*calls, (offset, build_error_call("", reason))]
 
@@ -120,9 +120,14 @@ class CallSyntax(ABC):
         return 0 if text[:1].isspace() else len(text_before(text, marks).rstrip())
 
     def _error_at(self, text: str, start: int, reason: str) -> tuple[list[ToolCall], int]:
-        """Return an error call for the text up to the next call. Parsing continues at ``start``."""
+        """Return an error call for a call that cannot be read, and the offset after it.
+
+        Without a closing marker, the call ends at the next opening marker. A call quoted inside it is not made.
+        """
+        closing = text.find(self.closing, start) if self.closing else -1
         following = text.find(self.opening, start) if self.opening else -1
-        return [build_error_call(text[start : following if following >= 0 else None], reason)], start
+        end = closing if closing >= 0 else following if following >= 0 else len(text)
+        return [build_error_call(text[start:end], reason)], end
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,21 +196,31 @@ class JsonSyntax(BareSyntax):
 
     def is_call(self, content: str) -> bool:
         """Return whether a turn without a marker is a call."""
-        return content.lstrip()[:1] == "{" and all(f'"{key}"' in content for key in (self.name_key, self.arguments_key))
+        return content.lstrip()[:1] in ("{", "[") and all(
+            f'"{key}"' in content for key in (self.name_key, self.arguments_key)
+        )
 
     def first_characters(self) -> str:
         """Return the characters that a call can start with."""
-        return "{"
+        return "{["
 
     def parse_at(self, text: str, start: int, tools: Sequence[Tool]) -> tuple[list[ToolCall], int]:  # noqa: ARG002
         """Parse an object or a list of objects; JSON inside arguments does not count."""
-        parsed, end, problem = _decode_json(text, start)
-        if problem:
-            return self._error_at(text, end, f"it is no valid JSON: {problem}")
-        return [self._build_call(item) for item in (parsed if isinstance(parsed, list) else [parsed])], end
+        calls = list[ToolCall]()
+        while True:
+            parsed, end, problem = _decode_json(text, start)
+            if problem:
+                failed, end = self._error_at(text, start, f"it is no valid JSON: {problem}")
+                return calls + failed, end
+            calls += [self._build_call(item) for item in (parsed if isinstance(parsed, list) else [parsed])]
+            start = _SEPARATORS.match(text, end).end()  # type: ignore[union-attr]  # the pattern matches ""
+            if text[start : start + 1] != "{":
+                return calls, end
 
     def _build_call(self, parsed: object) -> ToolCall:
         known = {self.name_key, "id", "type"}
+        if isinstance(parsed, dict) and isinstance(parsed.get("function"), dict):
+            parsed = parsed["function"]
         if not isinstance(parsed, dict) or not isinstance(parsed.get(self.name_key), str):
             return build_error_call("", f'it must be an object with "{self.name_key}" and "{self.arguments_key}"')
         if self.arguments_key not in parsed and parsed.keys() - known:
@@ -233,6 +248,8 @@ class NamedJsonSyntax(CallSyntax):
         _, end, problem = _decode_json(text, match.end())
         if problem:
             return self._error_at(text, start, f"its arguments are no valid JSON: {problem}")
+        if text.startswith("{", _skip_whitespace(text, end)):
+            return self._error_at(text, start, "its arguments are one JSON object")
         return [build_tool_call(match["name"], text[match.end() : end].strip())], end
 
 
@@ -304,18 +321,19 @@ class GemmaSyntax(CallSyntax):
         match = re.compile(r"\s*call:(?P<name>[^\s{}]+)(?=\{)").match(text, start)
         if match is None:
             return self._error_at(text, start, "it must have the form call:name{key:value}")
-        closing = re.compile(rf"(?:{GEMMA_STRING}|.)*?(?=\s*{re.escape(self.closing)}|\s*\Z)", re.DOTALL)
-        written = closing.match(text, match.end())
-        assert written is not None
-        parsed, _, problem = _decode_json(_GEMMA_TOKENS.sub(_gemma_token_to_json, written[0]), 0)
+        marks = re.compile(rf"{GEMMA_STRING}|{re.escape(self.closing)}", re.DOTALL).finditer(text, match.end())
+        end = next((mark.start() for mark in marks if mark["string"] is None), len(text))
+        written = text[match.end() : end].strip()
+        parsed, _, problem = _decode_json(_GEMMA_TOKENS.sub(_gemma_token_to_json, written), 0)
         if problem:
             return self._error_at(text, start, f"its arguments cannot be read: {problem}")
-        return [build_tool_call(match["name"], parsed)], written.end()
+        return [build_tool_call(match["name"], parsed)], end
 
 
 GEMMA_STRING = r'<\|"\|>(?P<string>.*?)<\|"\|>'
 _GEMMA_TOKENS = re.compile(
-    rf'{GEMMA_STRING}|(?P<key>[^\s{{}}\[\],:"]+)(?=\s*:)|(?P<none>(?<=[:,\[])None(?=[,\]}}]))', re.DOTALL
+    rf'{GEMMA_STRING}|(?<![^\s{{}}\[\],:"])(?P<key>[^\s{{}}\[\],:"]++)(?=\s*+:)|(?P<none>(?<=[:,\[])None(?=[,\]}}]))',
+    re.DOTALL,
 )
 
 
@@ -343,14 +361,14 @@ class PythonSyntax(BareSyntax):
         source = text[start : end if end >= 0 else None].strip()
         try:
             calls = _parse_python(source)
-        except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
             return self._error_at(text, start, f"it is no list of Python calls: {error}")
         return calls, end if end >= 0 else len(text)
 
 
 @dataclass(frozen=True, slots=True)
 class HarmonySyntax(CallSyntax):
-    """gpt-oss's calls: messages with a recipient, ``to=functions.name``.
+    """gpt-oss's calls: messages with a recipient, ``to=functions.name``, in any channel.
 
     A turn is a series of messages. Each has a header with its channel, and a text after ``<|message|>``. Reasoning is a
     channel.
@@ -369,7 +387,8 @@ class HarmonySyntax(CallSyntax):
             recipient = _HARMONY_RECIPIENT.search(message.header)
             if recipient is not None:
                 calls.append((message.start, self._build_call(recipient["name"], message.body)))
-        if _HARMONY_RECIPIENT.search(text, end):
+        header = _find_header(text, end)
+        if (header >= 0 and _HARMONY_RECIPIENT.search(text, header)) or _HARMONY_START.match(text, end):
             calls.append((end, build_error_call(text[end:], "it has no <|message|> with arguments")))
         return calls
 
@@ -382,11 +401,11 @@ class HarmonySyntax(CallSyntax):
         if text[:1].isspace():
             return 0
         calls = self.locate_calls(text, reasoning)
-        end = calls[0][0] if calls else len(text)
-        header = max(text.rfind(marker, 0, end) for marker in HARMONY_HEADER_MARKERS)
-        if header >= 0 and "<|message|>" not in text[header:end]:  # an incomplete header may get a recipient
-            end = text.rfind("<|start|>", 0, end) if text.endswith("<|start|>assistant", 0, header) else header
-        return max(end, 0)
+        if calls:
+            return calls[0][0]
+        end = max([0, *(message.end for message in _iter_harmony_messages(text))])
+        header = _find_header(text, end)  # may get a recipient
+        return header if header >= 0 else len(text)
 
     @staticmethod
     def _build_call(name: str, body: str) -> ToolCall:
@@ -398,6 +417,7 @@ class HarmonySyntax(CallSyntax):
 
 HARMONY_HEADER_MARKERS = ("<|start|>", "<|channel|>")
 _HARMONY_BODY_END = re.compile(r"<\|(?:end|call|return)\|>|(?=<\|(?:start|channel)\|>)|\Z")
+_HARMONY_START = re.compile(r"\s*to=functions\.")  # of a turn, whose role the prompt wrote
 _HARMONY_RECIPIENT = re.compile(r"\bto=(?:functions\.)?(?P<name>[^\s<]+)")
 
 
@@ -406,6 +426,11 @@ class _HarmonyMessage(NamedTuple):
     body: str
     start: int  # offset of the header
     end: int
+
+
+def _find_header(text: str, start: int) -> int:
+    """Return the offset of the first header marker after ``start``, -1 without one."""
+    return min((at for marker in HARMONY_HEADER_MARKERS if (at := text.find(marker, start)) >= 0), default=-1)
 
 
 def _iter_harmony_messages(text: str) -> Iterator[_HarmonyMessage]:
@@ -443,11 +468,11 @@ SYNTAXES: tuple[CallSyntax, ...] = (
     TaggedSyntax(section="<｜DSML｜tool_calls>", **_DSML),  # DeepSeek 4
     NamedJsonSyntax(
         section="<｜tool▁calls▁begin｜>", opening="<｜tool▁call▁begin｜>", closing="<｜tool▁call▁end｜>",
-        header=r"\s*function<｜tool▁sep｜>(?P<name>[^\n<]+)\n```json\n", form="function<｜tool▁sep｜>name, and JSON",
+        header=r"\s*+function<｜tool▁sep｜>(?P<name>[^\n<]++)\n```json\n", form="function<｜tool▁sep｜>name, and JSON",
     ),  # DeepSeek 3, R1
     NamedJsonSyntax(
         section="<｜tool▁calls▁begin｜>", opening="<｜tool▁call▁begin｜>", closing="<｜tool▁call▁end｜>",
-        header=r"\s*(?P<name>[^\n<]+?)\s*<｜tool▁sep｜>", form="name<｜tool▁sep｜>{…}",
+        header=r"\s*+(?P<name>[^\s<]++)\s*+<｜tool▁sep｜>", form="name<｜tool▁sep｜>{…}",
     ),  # DeepSeek 3.1
     NamedJsonSyntax(
         section="<|tool_calls_section_begin|>", opening="<|tool_call_begin|>", closing="<|tool_call_end|>",
@@ -490,7 +515,7 @@ def derive_json_syntax(rendered: str, call: ToolCall) -> JsonSyntax | None:
     for start, character in enumerate(rendered):
         if character not in "[{":
             continue
-        parsed, _, _ = _decode_json(rendered, start)
+        parsed, end, _ = _decode_json(rendered, start)
         item = parsed[0] if isinstance(parsed, list) and parsed else parsed
         function = item.get("function", item) if isinstance(item, dict) else None
         if not isinstance(function, dict):
@@ -498,7 +523,14 @@ def derive_json_syntax(rendered: str, call: ToolCall) -> JsonSyntax | None:
         names = [key for key, value in function.items() if value == call.name]
         values = [key for key, value in function.items() if parse_json_text(value) == arguments]
         if names and values:
-            return JsonSyntax(rendered[:start].strip(), name_key=names[0], arguments_key=values[0])
+            closing = rendered[end:].strip() if rendered[:start].strip() else ""
+            syntax = JsonSyntax(rendered[:start].strip(), closing=closing, name_key=names[0], arguments_key=values[0])
+            parsed = syntax.parse_calls(rendered)
+            return (
+                syntax
+                if [(found.name, parse_json_text(found.arguments)) for found in parsed] == [(call.name, arguments)]
+                else None
+            )
     return None
 
 
@@ -506,7 +538,7 @@ def _parse_python(source: str) -> list[ToolCall]:
     """Parse a Python list of calls with keyword arguments.
 
     Raises:
-        ValueError, SyntaxError, RecursionError, MemoryError: it is something else.
+        ValueError, TypeError, SyntaxError, RecursionError, MemoryError: it is something else.
     """
     with warnings.catch_warnings(action="ignore", category=SyntaxWarning):
         body = ast.parse(source, mode="eval").body
@@ -519,8 +551,11 @@ def _build_python_call(node: ast.expr) -> ToolCall:
         raise UserError(f"{ast.unparse(node)} is no call")
     if node.args or any(keyword.arg is None for keyword in node.keywords):
         raise UserError("arguments need names")
+    names = [keyword.arg for keyword in node.keywords]
+    if len(set(names)) < len(names):
+        raise UserError("an argument occurs twice")
     arguments = {keyword.arg: ast.literal_eval(_JsonConstants().visit(keyword.value)) for keyword in node.keywords}
-    return build_tool_call(ast.unparse(node.func), arguments)
+    return build_tool_call(ast.unparse(node.func), json.loads(json.dumps(arguments)))
 
 
 class _JsonConstants(ast.NodeTransformer):

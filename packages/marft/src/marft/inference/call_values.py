@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from marft.common.errors import UserError
 from marft.common.texts import parse_json_text, replace_surrogates
 from marft.common.types import ToolCall
 from marft.inference.schema_checks import resolve_reference
@@ -64,7 +65,7 @@ def decode_value(text: str, schema: object) -> object:
     if types == {"string"}:
         return text
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=_reject_constant)
     except (ValueError, RecursionError):
         value = _decode_python_literal(text)
     return text if "string" in types and json_type(value) not in types else value
@@ -83,7 +84,8 @@ def schema_types(schema: object) -> set[str]:
     if not isinstance(schema, Mapping):
         return set()
     declared = schema.get("type", ())
-    types = {declared} if isinstance(declared, str) else {name for name in declared if isinstance(name, str)}
+    names = declared if isinstance(declared, list | tuple) else (declared,)
+    types = {name for name in names if isinstance(name, str)}
     for key in ("anyOf", "oneOf"):
         choices = schema.get(key)
         types |= set[str]().union(*map(schema_types, choices)) if isinstance(choices, list) else set()
@@ -97,6 +99,15 @@ def json_type(value: object) -> str:
     """Return the name of a value's JSON type."""
     names = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
     return names.get(type(value), "null")
+
+
+def _reject_constant(name: str) -> object:
+    """Reject Infinity and NaN, which JSON does not have.
+
+    Raises:
+        UserError: always.
+    """
+    raise UserError(f"{name} is no JSON")
 
 
 def _decode_python_literal(text: str) -> object:

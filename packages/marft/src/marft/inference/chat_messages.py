@@ -68,7 +68,7 @@ def tokenize_messages(
     """Tokenize a whole chat, [T]. Control tokens come only from the template; those in message text stay plain text.
 
     Args:
-        begin: whether the result ends with the start of the assistant's next turn.
+        add_generation_prompt: whether the result ends with the start of the assistant's next turn.
 
     Raises:
         TemplateError, ValueError, TypeError: the template cannot render the chat.

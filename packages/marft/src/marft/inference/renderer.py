@@ -47,6 +47,7 @@ from marft.inference.chat_messages import (
 )
 from marft.inference.detokenizer import detokenizer_factory
 from marft.inference.grammar_masking import GrammarCompiler
+from marft.inference.template_messages import detect_roles
 from marft.inference.tool_format import ToolFormat
 from marft.models.chat_templates import RENDER_ERRORS
 from marft.models.control_tokens import decode_continuation, decode_text, encode_continuation, escape_control_tokens
@@ -387,7 +388,9 @@ class ChatRenderer:
         if rewrite_error:
             return rewrite_error
         end_id = find_end_id(format, turn)
-        encoded = self.tool_format(policy).encode_response(calls, end_id)
+        encoded: TokenIds | InexactContinuation = InexactContinuation("its results have the numbers of their calls")
+        if not detect_roles(format.tokenizer, format.template_options).named_call_ids:
+            encoded = self.tool_format(policy).encode_response(calls, end_id)
         if not isinstance(encoded, InexactContinuation):
             return encoded
         try:  # the format's probe contains calls without text; the template may treat only that case differently

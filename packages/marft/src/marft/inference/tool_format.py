@@ -142,12 +142,15 @@ class ToolFormat:
             raise UserError(f"its chat template cannot show what tools answered ({error}); {HINT}") from error
 
     def text_content(self, text: str) -> str:
-        """Return the text of a turn without its tool calls. The reasoning may already be removed."""
+        """Return the text of a turn before its first tool call. The reasoning may already be removed."""
         reasoning = self.reasoning
         if reasoning is not None:
             reasoning = replace(reasoning, inside=reasoning.inside and reasoning.ends in text)
         if self.syntax:
-            offsets = [offset for offset, _ in self.syntax.locate_calls(text, reasoning)]
+            calls = self.syntax.locate_calls(text, reasoning)
+            if not calls and reasoning is not None:  # an argument holds the delimiter, and the reasoning was removed
+                calls = self.syntax.locate_calls(text, replace(reasoning, inside=False))
+            offsets = [offset for offset, _ in calls]
             no_calls = None if self.syntax.has_markers else 0
             return text[: offsets[0] if offsets else no_calls].strip()
         start = _measure_first(text, reasoning)

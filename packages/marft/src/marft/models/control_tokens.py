@@ -24,18 +24,13 @@ ESCAPE_MARKERS = re.compile(f"[{ESCAPE_START}{ESCAPE_END}]")
 # single marker: the following text is encoded as a continuation, not as the start of a text
 CONTINUATION_MARKER = ESCAPE_END
 
+# markers beside those whose names say what they are
 TURN_MARKERS = DELIMITERS | {
-    "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>",  # gpt-oss
-    "<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>',  # Gemma 4
-    "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]",  # Mistral
-    "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>",  # DeepSeek
-    "<｜tool▁call▁end｜>", "<｜tool▁sep｜>",
-    "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>",  # Kimi
-    "<|tool_call_argument_begin|>", "<|tool_call_start|>",  # Kimi, LFM
-    "<|python_tag|>", "<|tool_call|>", "<|/tool_call|>", "<TOOLCALL>", "</TOOLCALL>",  # Llama, Phi, Nemotron
-    "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",  # Qwen, GLM
-    "<seed:tool_call>", "</seed:tool_call>", "<minimax:tool_call>", "</minimax:tool_call>",
+    "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>",  # gpt-oss
+    "<|channel>", "<channel|>", '<|"|>', "[ARGS]", "<|python_tag|>",  # Gemma 4, Mistral, Llama
+    "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",  # GLM
 }  # fmt: skip
+CALL_WORDS = re.compile("tool|call|action", re.IGNORECASE)
 ChatData = TypeVar("ChatData")
 
 _hidden_ids: WeakKeyDictionary[PreTrainedTokenizerBase, frozenset[int]] = WeakKeyDictionary()
@@ -58,14 +53,19 @@ def exempt_reasoning_tags(tokenizer: PreTrainedTokenizerBase) -> None:
 def control_token_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
     """Return the ids excluded from decoded text: special tokens except the markers that structure a turn."""
     added = tokenizer.added_tokens_decoder.items()
-    return {id for id, token in added if token.special and token.content not in TURN_MARKERS}
+    return {id for id, token in added if token.special and not _is_marker(token.content)}
+
+
+def _is_marker(token: str) -> bool:
+    """Return whether a token structures a turn: delimiters, and names with "tool", "call" or "action"."""
+    return token in TURN_MARKERS or CALL_WORDS.search(token) is not None
 
 
 def decode_text(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int]) -> str:
     """Decode token ids without control tokens. The markers that structure a turn stay, even if special."""
     if tokenizer not in _hidden_ids:
         added = tokenizer.added_tokens_decoder.values()
-        special = any(token.special and token.content in TURN_MARKERS for token in added)
+        special = any(token.special and _is_marker(token.content) for token in added)
         _hidden_ids[tokenizer] = frozenset(control_token_ids(tokenizer)) if special else frozenset()
     control = _hidden_ids[tokenizer]
     return str(tokenizer.decode([id for id in ids if id not in control], skip_special_tokens=not control))
