@@ -30,6 +30,7 @@ from marft.inference.grammar_masking import GrammarCompiler, GrammarMasker
 from marft.inference.local import LocalEngine, LocalPolicy
 from marft.models.backbone import Backbone
 from marft.models.cuda_graphs import CudaGraphs, Graphs, Work
+from marft.models.decode_cache import PackedDecodeCache
 from tests.simulated_gpu import counting, simulated_gpu
 
 POLICIES = ("one", "two", None)
@@ -177,16 +178,16 @@ def test_a_step_is_one_launch_and_one_read(on_gpu: Backbone) -> None:
     assert (counts.to_device.number, counts.to_host.number, counts.num_syncs) == (1, 1, 1)
 
 
-def test_graphs_survive_a_publication_and_read_the_new_weights(on_gpu: Backbone) -> None:
+def test_a_publication_frees_the_graphs_and_their_cache(on_gpu: Backbone) -> None:
     batch = new_batch(on_gpu, CudaGraphs(on_gpu.device))
     rows = new_rows([{"max_new_tokens": 4}] * 3)
     before = run(batch, rows)
     assert batch.captured is not None
-    captures = batch.captured.captures
     change_adapters(on_gpu)
     batch.clear_cache()
+    assert isinstance(batch.decode_cache, PackedDecodeCache)
+    assert batch.decode_cache.kv_cache.slots == 0
     after = run(batch, rows)
-    assert batch.captured.captures == captures
     assert after == run(new_batch(on_gpu, EagerGraphs()), rows)
     assert [mine == theirs for mine, theirs in zip(after, before, strict=True)] == [False, False, True]
 

@@ -72,7 +72,9 @@ def served(backbone: Backbone, random_model: Path) -> Callable[..., None]:
         thread = CallerThreadExecutor()
 
         async def whole() -> None:
-            opened = EngineInit("model", "float32", 256, 8, 2, 4, 1, {"prefix_bytes": prefix_bytes, "cuda_graphs": True})
+            opened = EngineInit(
+                "model", "float32", 256, 8, 2, 4, 1, {"prefix_bytes": prefix_bytes, "cuda_graphs": True}
+            )
             format = load_format(ModelSettings(path=str(random_model)))
             server = Server(connection := Connection(), backbone, format, thread, opened)  # type: ignore[arg-type]
             await asyncio.wait_for(use(server, connection), 20)

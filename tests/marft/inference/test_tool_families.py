@@ -141,7 +141,9 @@ def test_a_malformed_call_becomes_an_error_that_the_agent_sees(name: str) -> Non
             shown = renderer.tokenize_prompt("p", chat, [ADD])
         assert "could not be read" in str(format.tokenizer.decode(shown.tolist()))
         again = renderer.tokenize_prompt("p", [*chat, {"role": "assistant", "content": "Sorry."}], [ADD])
-        assert calls[0].arguments[:20] in str(format.tokenizer.decode(again.tolist())).replace('\\"', '"').replace("\\n", "\n")
+        assert calls[0].arguments[:20] in str(format.tokenizer.decode(again.tolist())).replace('\\"', '"').replace(
+            "\\n", "\n"
+        )
 
 
 @EACH

@@ -29,6 +29,7 @@ from marft.models.cuda_graphs import Graphs, Work
 from marft.models.log_probs import mask_logits
 
 logger = get_logger(__name__)
+MAX_GRAPHS = 128  # graphs at a time; they share a memory pool, but each has nodes of its own
 COLUMN_STEP = 256  # attended cache columns are a multiple of this number
 
 
@@ -169,13 +170,6 @@ class CapturedDecoder:
         tokens, log_probs = buffers.sampled.cpu()[:, :count].tolist()  # the only device synchronization
         return [int(token) for token in tokens], log_probs
 
-    @torch.inference_mode()
-    def refresh(self) -> None:
-        """Copy changed adapters to the tensors that the graphs read; delete the graphs if weights have moved."""
-        if self._stacks is not None:
-            self._stacks.refresh()
-        self._check_addresses([*self.backbone.model.parameters()])
-
     def release(self) -> None:
         """Free the memory of graphs and buffers."""
         self._drop_graphs()
@@ -193,7 +187,8 @@ class CapturedDecoder:
 
     def _find_replay(self, cache: KVCache, buffers: _Buffers, variant: _Variant) -> Work:
         """Return the graph of a variant, captured now if necessary. The capture changes no row."""
-        if self._keys is not cache.keys[0]:  # all tensors of a cache are allocated together
+        is_full = variant not in self._replays and len(self._replays) >= MAX_GRAPHS
+        if is_full or self._keys is not cache.keys[0]:  # all tensors of a cache are allocated together
             self._drop_graphs()
             self._keys, self._weights = cache.keys[0], [*self.backbone.model.parameters()]
             self._addresses = [weight.data_ptr() for weight in self._weights]

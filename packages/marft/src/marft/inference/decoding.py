@@ -325,14 +325,15 @@ class RunningBatch:
         return results[0].error
 
     def clear_cache(self) -> None:
-        """Clear the cached keys and values after a weight update. No row may be live."""
+        """Free the cached keys and values after a weight update, with the graphs that contain them. No row may be live.
+
+        The learner needs this memory if it uses the same GPU.
+        """
         assert not self.live, "the weights change while rows are being sampled"
         self._clear_masks()
-        if self.captured is None or self.captured.failed:
-            self._new_cache()
-        else:  # graphs contain the cache's tensors
-            self.captured.refresh()
-            self.prefill = Prefill(self.backbone, self.decode_cache, self.prefix_bytes, self.prefill.tokens)
+        if self.captured is not None:
+            self.captured.release()
+        self._new_cache()
 
     def _clear_masks(self) -> None:
         if self.grammar_masker:

@@ -53,6 +53,11 @@ class Attempt(TokenStream):
         if not self.stale:
             super().finish(completion)
 
+    def fail(self, reason: str) -> None:
+        """Send the failure of the request, unless the attempt is stale."""
+        if not self.stale:
+            super().fail(reason)
+
 
 class InFlightServer(Server):
     """Server with MARFT's own engine, and in-flight weight updates.

@@ -92,6 +92,10 @@ class TokenStream:
             experts = record.flat.reshape(-1, record.layers, record.top_k).astype(np.int32)
         self._send(*remaining, completion.finish, *_mask_arrays(completion), experts=experts)
 
+    def fail(self, reason: str) -> None:
+        """Send the failure of the request."""
+        self.connection.send(RequestFailed(self.request.number, reason))
+
     def _send(
         self,
         tokens: Ids,
@@ -108,10 +112,11 @@ class TokenStream:
 
     def _get_versions(self, count: int) -> tuple[int, int, Ids]:
         """Return the lowest and highest version of the next tokens; and the version of each token, if mixed."""
-        versions = np.zeros(self.sent_tokens + max(count, 1), np.int32)
+        first = self.sent_tokens if count else max(0, self.sent_tokens - 1)  # without tokens: of the last one
+        versions = np.zeros(first + max(count, 1), np.int32)
         for start, version in self.versions:
             versions[start:] = version
-        new = versions[self.sent_tokens :]
+        new = versions[first:]
         lowest, highest = int(new.min()), int(new.max())
         return lowest, highest, new if lowest < highest else NO_POSITIONS
 
@@ -236,7 +241,7 @@ class Server(EngineServer):
         try:
             stream.finish(await self.engine.sample_row(ANY_POLICY, row, ActionKey("", "", 0, 0, "", number)))
         except EpisodeFailedError as failure:
-            self.connection.send(RequestFailed(number, failure.reason))
+            stream.fail(failure.reason)
 
     async def _score(self, request: ScoreRequest, slot: PolicySlot) -> None:
         result: asyncio.Future[tuple[Numbers, int]] = asyncio.get_running_loop().create_future()

@@ -54,15 +54,17 @@ class InFlightServer(Server):
     async def _update(self) -> None:
         """Load all new weights in one pause between two tokens."""
         await self.engine.pause_generation(mode="keep", clear_cache=False)
-        slots, self._new_slots = self._new_slots, []
-        for slot in slots:
-            await self._replace_weights(slot)
-            self._versions[slot.command.policy] = slot.command.version
-        await self.engine.update_weight_version(json.dumps(self._versions))
-        for slot in slots:
-            slot.loaded.set()
-        await self._abort_requests_without_tokens()
-        await self.engine.resume_generation()
+        try:
+            slots, self._new_slots = self._new_slots, []
+            for slot in slots:
+                await self._replace_weights(slot)
+                self._versions[slot.command.policy] = slot.command.version
+            await self.engine.update_weight_version(json.dumps(self._versions))
+            for slot in slots:
+                slot.loaded.set()
+            await self._abort_requests_without_tokens()
+        finally:
+            await self.engine.resume_generation()
 
     async def _replace_weights(self, slot: PolicySlot) -> None:
         if slot.command.full_model:
