@@ -1,4 +1,4 @@
-"""Ages of two people, which a team looks up with a tool: environment, program around an OpenAI client, demonstrations."""
+"""Ages of two people, which a team looks up with a tool: environment, program with an OpenAI client, demonstrations."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def look_up(ages: Mapping[str, int], arguments: str) -> str:
 
 
 def demonstrate(tasks: Sequence[Task], seed: int) -> list[dict[str, Any]]:
-    """Return conversations of both agents as training rows. Half of them contain a mistake that the team can unlearn."""
+    """Return conversations of both agents as training rows, half of them with a mistake that the team can unlearn."""
     rows = []
     for task in tasks:
         drawn = random.Random(f"{seed}/{task.id}")

@@ -86,8 +86,8 @@ def gemma4() -> PreTrainedModel:
 
 
 WHOLE: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
-    "gemma 3": (gemma3, "packed"), "ministral 3": (ministral3, "packed"), "qwen 3.5": (qwen35, "own"),
-    "gemma 4": (gemma4, "own"),
+    "gemma 3": (gemma3, "packed"), "ministral 3": (ministral3, "packed"), "qwen 3.5": (qwen35, "packed"),
+    "gemma 4": (gemma4, "packed"),
 }  # fmt: skip
 EACH = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "gemma 3" else pytest.mark.slow) for name in WHOLE]

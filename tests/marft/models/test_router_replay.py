@@ -12,11 +12,12 @@ import torch
 from tools.model_families import build_small_backbone
 from torch import Tensor, nn
 from torch.nn.functional import linear
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PhimoeConfig, PreTrainedTokenizerBase
 
 from marft.common.errors import UserError
 from marft.common.token_data import ExpertTable
 from marft.config.models import ModelSettings
+from marft.models.attention import register_attention
 from marft.models.backbone import Backbone
 from marft.models.loader import load_backbone
 from marft.models.packed_rows import PackedRows, PrefixTree
@@ -28,7 +29,7 @@ ROWS = [(np.arange(2, n + 2) ** 3 * 7 % 96).astype(np.int32) for n in (3, 23, 11
 FAST = ("Qwen 3 with experts", "gpt-oss", "DeepSeek 3 with expert groups")
 EACH = [
     pytest.param(name, marks=() if name in FAST else pytest.mark.slow)
-    for name in {*FAST, *some([name for name in EXPERTS if name not in FAST])}
+    for name in [*FAST, *some([name for name in EXPERTS if name not in FAST])]
 ]
 
 
@@ -202,6 +203,8 @@ def test_records_of_all_layers_lose_those_without_experts_and_wrong_ones_are_ref
     for wrong in (np.repeat(own, 3, 1), own + 8):
         with pytest.raises(UserError, match="reports experts that the model does not have"):
             replay.select_layers(wrong)
+    with pytest.raises(UserError, match=r"reports 1 experts per token, and the model selects 2"):
+        replay.select_layers(own[:, :, :1])
 
 
 def test_what_cannot_be_replayed_is_refused_by_name(random_model: Path) -> None:
@@ -210,3 +213,14 @@ def test_what_cannot_be_replayed_is_refused_by_name(random_model: Path) -> None:
     backbone = build_small_backbone(FAMILY["Llama 4"])
     with pytest.raises(UserError, match="router_replay needs the packed forward, and Llama4ForCausalLM"):
         backbone.enable_router_replay("models: 'llama'")
+
+
+def test_a_router_without_topk_is_refused_before_any_sample() -> None:
+    register_attention()
+    config = PhimoeConfig(
+        vocab_size=96, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2,
+    )  # fmt: skip
+    backbone = Backbone(AutoModelForCausalLM.from_config(config, attn_implementation="marft").eval(), 64)
+    with pytest.raises(UserError, match=r"'phi': leave router_replay out: .* without torch\.topk"):
+        backbone.enable_router_replay("'phi'")
