@@ -6,7 +6,7 @@ python tools/model_families.py      # writes the table in docs/models.md
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -230,7 +230,21 @@ MODEL_FAMILIES = (
             "floor_scale": 6,
         },
     ),
-    ModelFamily("Gemma 4", "gemma-4, text", "Gemma4TextConfig", {**HEADS_CONFIG, "vocab_size_per_layer_input": 96}),
+    ModelFamily(
+        "Gemma 4",
+        "gemma-4, text",
+        "Gemma4TextConfig",
+        {
+            **HEADS_CONFIG,
+            "vocab_size_per_layer_input": 96,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 24,
+        },
+    ),
     ModelFamily(
         "DeepSeek 3.2",
         "DeepSeek-V3.2",
@@ -333,14 +347,8 @@ def _table_row(family: ModelFamily) -> str:
 
 def linear_layer_names(backbone: Backbone) -> list[str]:
     """Return the valid names for ``lora.target_modules``, without the head."""
-    return sorted(set(_iter_linear_names(backbone)))
-
-
-def _iter_linear_names(backbone: Backbone) -> Iterator[str]:
-    for name, module in backbone.model.named_modules():
-        is_router = type(module).__name__.endswith("Router")
-        if isinstance(module, nn.Linear) and module is not backbone.head and not is_router:
-            yield name.rpartition(".")[2]
+    names = [name for name in backbone.linear_layers() if backbone.model.get_submodule(name) is not backbone.head]
+    return sorted({name.rpartition(".")[2] for name in names})
 
 
 if __name__ == "__main__":

@@ -161,11 +161,11 @@ LEFT_OUT = {
     "GLM 4 with experts": FOR_EXPERTS,
     "DeepSeek 3.2": {*FOR_EXPERTS, "wq_b", "wk", "weights_proj"},
     "Qwen 3 Next": FOR_EXPERTS,
-    "Mamba": {"out_proj", "dt_proj"},
+    "Mamba": {"out_proj"},
     "Mamba 2": {"out_proj"},
     "Nemotron-H": {"out_proj"},
     "Nemotron 3": {"out_proj", *FOR_EXPERTS},
-}  # refused by peft; used uncalled; only chooses keys
+}  # refused by peft; only chooses keys
 
 
 @pytest.mark.parametrize("name", part(*(name for name in (*PACKED, *OWN) if name != "GPT-2")))

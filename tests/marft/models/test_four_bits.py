@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -23,10 +24,12 @@ from marft.models.loader import load_backbone
 from marft.models.packed_rows import PackedRows
 from marft.models.quantization import (
     BitsAndBytesLinear,
+    GroupedInt4Linear,
     QuantizedLinear,
     count_quantized_weights,
     replace_by_dequantized,
 )
+from marft.models.quantized_checkpoints import PackedTensors
 from tests.families import FAMILY, random_model
 from tests.marft.models import test_multimodal as multimodal
 from tests.marft.models.test_families import CPU, ROWS, decode, expected, scored
@@ -172,6 +175,59 @@ class TestWhatTheBitsStandFor:
         assert type(backbone.head) is nn.Linear
         assert torch.equal(backbone.head.weight, stand_for["lm_head.weight"])
         assert all(layer.bias is None for layer in layers_of(backbone.model).values())
+
+    def test_a_packed_head_counts_although_the_configuration_ties_it(self, tmp_path: Path) -> None:
+        random_model(FAMILY["Llama"].small_config(), tmp_path)
+        stand_for = pack(tmp_path, "gptq", ("proj.weight", "lm_head.weight"))
+        table = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps({**table, "tie_word_embeddings": True}))
+        backbone = loaded(tmp_path)
+        assert torch.equal(backbone.head.weight, stand_for["lm_head.weight"])
+        assert not backbone.model.config.tie_word_embeddings
+
+    def test_the_packed_head_of_a_checkpoint_that_also_sees_whose_tower_is_packed_too(self, tmp_path: Path) -> None:
+        """The tower is ignored, packed or not."""
+        multimodal.saved("ministral 3", tmp_path)
+        weights = load_file(tmp_path / "model.safetensors")
+        weights["language_model.lm_head.weight"] = torch.randn_like(weights["language_model.model.embed_tokens.weight"])
+        save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        stand_for = pack(tmp_path, "gptq", ("_proj.weight", "lm_head.weight"))
+        assert any(name.startswith("vision_tower.") for name in stand_for)
+        backbone = loaded(tmp_path)
+        assert torch.equal(backbone.head.weight, stand_for["language_model.lm_head.weight"])
+        assert not backbone.model.config.tie_word_embeddings
+
+    def test_packed_layers_outside_the_model_are_ignored(self, tmp_path: Path) -> None:
+        """As layers that predict more tokens are, also with a number after the last layer's."""
+        random_model(FAMILY["Qwen 2"].small_config(), tmp_path)
+        pack(tmp_path, "gptq")
+        weights = load_file(tmp_path / "model.safetensors")
+        first = "model.layers.0."
+        more = {name.removeprefix(first): it for name, it in weights.items() if name.startswith(first)}
+        weights |= {
+            f"{place}.{name}": it.clone() for place in ("mtp.layers.0", "model.layers.2") for name, it in more.items()
+        }
+        save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        assert len(layers_of(loaded(tmp_path).model)) == 2 * 7
+
+    def test_packed_tensors_are_freed_layer_by_layer(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        random_model(FAMILY["Qwen 2"].small_config(), tmp_path)
+        pack(tmp_path, "gptq")
+        packed, counts = WeakSet[PackedTensors](), list[int]()
+        start, unpack = PackedTensors.__init__, GroupedInt4Linear.__init__
+
+        def count_started(self: PackedTensors, *args: Any) -> None:
+            start(self, *args)
+            packed.add(self)
+
+        def count_left(self: GroupedInt4Linear, *args: Any, **keywords: Any) -> None:
+            counts.append(len(packed))
+            unpack(self, *args, **keywords)
+
+        monkeypatch.setattr(PackedTensors, "__init__", count_started)
+        monkeypatch.setattr(GroupedInt4Linear, "__init__", count_left)
+        loaded(tmp_path)
+        assert counts == list(range(14, 0, -1))
 
 
 class TestItComputesWhatItsDequantizedWeightsDo:
@@ -361,6 +417,17 @@ class TestRefused:
         random_model(FAMILY["Qwen 3 with experts"].small_config(), tmp_path)
         pack(tmp_path, "gptq")
         with pytest.raises(ValueError, match=r"mlp.experts.0.*is packed \(gptq\).*packed experts are not read"):
+            loaded(tmp_path)
+
+    def test_a_layer_in_other_bits_is_named_with_them(self, tmp_path: Path) -> None:
+        """As GPTQModel writes layers that ``dynamic`` names."""
+        random_model(FAMILY["Qwen 2"].small_config(), tmp_path)
+        pack(tmp_path, "gptq")
+        weights, name = load_file(tmp_path / "model.safetensors"), "model.layers.1.mlp.up_proj"
+        weights |= {f"{name}.{kind}": weights[f"{name}.{kind}"].repeat(*times) for kind, times in
+                    (("qweight", (2, 1)), ("qzeros", (1, 2)))}  # fmt: skip
+        save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(ValueError, match=rf"^models: .*{name} has 8 bits, and only 4 bits are read here: take a"):
             loaded(tmp_path)
 
     def test_without_bitsandbytes_its_extra_is_named(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -450,3 +450,27 @@ def test_a_pipe_in_the_folder_of_an_adapter_is_not_waited_for(tmp_path: Path) ->
     os.mkfifo(tmp_path / "adapter_model.safetensors")
     with pytest.raises(ValueError, match=r"adapter_model\.safetensors, a pipe, .*only regular files are read"):
         check_no_pickle(tmp_path, "the adapter")
+
+
+def test_sizes_that_differ_between_layers_are_checked_in_each(tmp_path: Path) -> None:
+    """Gemma 4 has layers with fewer key heads, whose common number transformers refuses to say."""
+    config, file = FAMILY["Gemma 4"].small_config(), tmp_path / "config.json"
+    config.save_pretrained(tmp_path)
+    assert isinstance(load_config(ModelSettings(path=str(tmp_path))), type(config))
+    table = json.loads(file.read_text())
+    table["per_layer_config"]["1"]["num_key_value_heads"] = 0
+    file.write_text(json.dumps(table))
+    with pytest.raises(ValueError, match=r"config\.json says num_key_value_heads = 0"):
+        load_config(ModelSettings(path=str(tmp_path)))
+
+
+def test_kimi_k2_is_deepseek_3_and_its_code_is_not_run(tmp_path: Path) -> None:
+    folder = random_model(FAMILY["DeepSeek 3"].small_config(), tmp_path)
+    plain = load_backbone(ModelSettings(path=str(folder)), torch.device("cpu"), torch.float32)
+    code = {"AutoConfig": "kimi.Config", "AutoModelForCausalLM": "kimi.Model"}
+    change_json(folder / "config.json", model_type="kimi_k2", auto_map=code)
+    (folder / "kimi.py").write_text("raise SystemExit('run')")
+    kimi = load_backbone(ModelSettings(path=str(folder)), torch.device("cpu"), torch.float32)
+    assert all(torch.equal(kimi.weights()[name], tensor) for name, tensor in plain.weights().items())
+    kimi.model.save_pretrained(tmp_path / "saved")
+    assert json.loads((tmp_path / "saved" / "config.json").read_text())["model_type"] == "deepseek_v3"

@@ -20,7 +20,14 @@ from marft.common.seeds import derive_seed
 from marft.config.settings import did_you_mean
 from marft.models.attention import AttentionPlan, PackedPlan, current_plan, use_plan
 from marft.models.devices import is_on_cpu
-from marft.models.experts import ExpertAdapters, ExpertShape, MultiLoraExperts, expert_weights, find_experts
+from marft.models.experts import (
+    ExpertAdapters,
+    ExpertShape,
+    MultiLoraExperts,
+    expert_weights,
+    find_experts,
+    is_router,
+)
 from marft.models.fused_decoder import fused_forward, fused_layer, supports_fused
 from marft.models.half_precision import MasterWeights, use_fp32_residual
 from marft.models.log_probs import LogitTransform, OutputHead, next_logits
@@ -28,7 +35,7 @@ from marft.models.lora import Adapter, AdapterSet, MultiLoraLinear, Routing
 from marft.models.native_forward import native_hidden_states
 from marft.models.packed_rows import PackedRows, PrefixTree
 from marft.models.quantization import count_quantized_weights
-from marft.models.recurrent import register_mixers, supports_trees
+from marft.models.recurrent import is_uncalled, register_mixers, supports_trees
 from marft.models.router_replay import ExpertLog, RouterReplay
 from marft.models.tree_attention import TreePlan
 
@@ -263,7 +270,7 @@ class Backbone:
             UserError: a target matches no linear layer of this model's decoder, or it matches a layer that is computed
                 without adapters.
         """
-        linear, sizes = list(self._linear_layers()), dict[str, tuple[int, int]]()
+        linear, sizes = list(self.linear_layers()), dict[str, tuple[int, int]]()
         decoder_modules = set(map(id, self.decoder.modules()))
         for target in targets:
             names = _match_layers(linear, target)
@@ -309,8 +316,8 @@ class Backbone:
             return f"no layer is called {target!r}{did_you_mean(target, layer_names)}"
         kind = type(self.model.get_submodule(matches[0])).__name__
         return (
-            f"{target!r} is {matches[0]} ({kind}), and adapters are computed on linear layers of the decoder alone; "
-            f"name some of {', '.join(sorted(layer_names))}, or set train = 'full'"
+            f"{target!r} is {matches[0]} ({kind}), and adapters are computed on linear layers that the decoder calls, "
+            f"without routers; name some of {', '.join(sorted(layer_names))}, or set train = 'full'"
         )
 
     def remove_adapter(self, policy: str) -> None:
@@ -384,12 +391,12 @@ class Backbone:
         if self.master_weights is not None:
             self.master_weights.load_weights(weights)
 
-    def _linear_layers(self) -> Iterator[str]:
-        """Yield the names of the model's own linear layers, adapted or not."""
+    def linear_layers(self) -> Iterator[str]:
+        """Yield the names of the model's own linear layers, adapted or not, without those that cannot be adapted."""
         for name, module in self.model.named_modules():
             is_base = name.endswith(".base") and name.removesuffix(".base") in self.layers
-            is_router = type(module).__name__.endswith("Router")  # its output is no tensor
-            if isinstance(module, nn.Linear | MultiLoraLinear) and not is_base and not is_router:
+            is_linear = isinstance(module, nn.Linear | MultiLoraLinear) and not is_base
+            if is_linear and not is_router(self.model, name) and not is_uncalled(self.model, name):
                 yield name
 
     def _lora_layer(self, name: str) -> MultiLoraLinear:

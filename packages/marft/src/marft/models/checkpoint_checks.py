@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def check_no_pickle(folder: Path, label: str) -> None:
         raise UserError(f"{label} has {pickle_files[0]} and no *.safetensors: {CONVERT_HINT}")
 
 
-def check_config_sizes(config: object, label: str) -> None:
+def check_config_sizes(config: Any, label: str) -> None:
     """Check the sizes in a configuration, for a clear error instead of a division by zero.
 
     Raises:
@@ -71,8 +72,9 @@ def check_config_sizes(config: object, label: str) -> None:
     """
     if not hasattr(config, "to_dict"):
         raise UserError(f"{label}: text_config in its config.json is no configuration of a model; {DOWNLOAD_AGAIN}")
-    for name in SIZE_KEYS:
-        size = getattr(config, name, None)
+    layers = config.per_layer_config if getattr(config, "is_heterogeneous", False) else [config]
+    for name, layer in product(SIZE_KEYS, layers):
+        size = getattr(layer, name, None)
         if isinstance(size, int) and size < 1:
             raise UserError(f"{label}: its config.json says {name} = {size}; {DOWNLOAD_AGAIN}")
 

@@ -22,7 +22,14 @@ from marft.models.attention import gather_rows
 from marft.models.lora import Adapter, AdapterSet, Routing
 
 EXPERT_SETTINGS = ("num_experts", "is_transposed", "has_bias", "has_gate")
+ROUTER_CLASSES = ("Router", "TopKGating", "MoEV1Gate")  # ends of class names
 RANK_STEP = 8  # stacked adapters are padded to a multiple: grouped products need aligned rows
+
+
+def is_router(model: nn.Module, name: str) -> bool:
+    """Return whether a layer is a router or belongs to one: it selects experts, and its output is no tensor."""
+    layers = model.get_submodule(name), model.get_submodule(name.rpartition(".")[0])
+    return any(type(layer).__name__.endswith(ROUTER_CLASSES) for layer in layers)
 
 
 def find_experts(model: nn.Module) -> Iterator[tuple[str, Any]]:

@@ -143,11 +143,11 @@ def load_backbone(
     if quantization is not None or text is not config:
         # saved checkpoints are unquantized text-only models with the names of a text-only model
         model._weight_conversions = None  # type: ignore[assignment]
-    if text is not config and (head := model.get_output_embeddings()) is not None:
-        model.config.tie_word_embeddings = head.weight is model.get_input_embeddings().weight
     check_complete(model, loading_info, label)
     if isinstance(quantization, PackedConfig):
         unpack_layers(model, quantization, dtype, device)
+    if text is not config and (head := model.get_output_embeddings()) is not None:
+        model.config.tie_word_embeddings = head.weight is model.get_input_embeddings().weight
     if isinstance(quantization, Nf4Config | PackedConfig):
         check_quantized(model, label)
     torch.nn.Module.to(model, device).eval().requires_grad_(False)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from itertools import chain
 
 import numpy as np
 import torch
@@ -178,7 +179,8 @@ class MultiLoraLinear(AdapterSet):
     def add_adapter(self, policy: str, rank: int, alpha: float, generator: torch.Generator) -> None:
         """Add a new adapter for a policy."""
         base = self.base
-        adapter = Adapter(base.in_features, base.out_features, rank, alpha, generator, base.weight.device)
+        device = next(chain(base.buffers(), base.parameters())).device  # a quantized layer computes its weight
+        adapter = Adapter(base.in_features, base.out_features, rank, alpha, generator, device)
         self.set_adapter(policy, adapter)
         self.routing.adapter_changes += 1
 

@@ -239,9 +239,10 @@ def count_quantized_weights(model: nn.Module) -> int:
 
 def replace_by_dequantized(model: nn.Module) -> None:
     """Replace each quantized layer by a linear layer with its dequantized weight."""
-    for name, module in list(model.named_modules()):
-        if isinstance(module, QuantizedLinear):
-            model.set_submodule(name, dequantized_layer(module))
+    names = [name for name, module in model.named_modules() if isinstance(module, QuantizedLinear)]
+    for name in names:  # frees each layer before the next
+        layer: Any = model.get_submodule(name)
+        model.set_submodule(name, dequantized_layer(layer))
 
 
 def dequantized_layer(layer: QuantizedLinear) -> nn.Linear:

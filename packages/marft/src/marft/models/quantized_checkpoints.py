@@ -34,6 +34,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from marft.common.errors import UserError
 from marft.models.checkpoint_checks import DIFFERENT_MODEL, DOWNLOAD_AGAIN, read_header
+from marft.models.experts import is_router
 from marft.models.quantization import (
     BITS,
     MAX_CODE,
@@ -122,10 +123,11 @@ class _Nf4Quantizer(_Quantizer):
         self.skipped = set(self.get_modules_to_not_convert(model, None, list(model._keep_in_fp32_modules or ())))
 
     def param_needs_quantization(self, model: PreTrainedModel, param_name: str, **kwargs: Any) -> bool:  # noqa: ARG002
-        """Return whether a parameter is the weight of a linear layer other than the head."""
+        """Return whether a parameter is the weight of a linear layer other than the head and routers."""
         path, _, name = param_name.rpartition(".")
         skipped = any(f".{part}." in f".{path}." for part in self.skipped)
-        return name == "weight" and not skipped and isinstance(model.get_submodule(path), nn.Linear)
+        is_linear = name == "weight" and isinstance(model.get_submodule(path), nn.Linear)
+        return is_linear and not skipped and not is_router(model, path)
 
     def get_quantize_ops(self) -> ConversionOps:
         """Return the operation that quantizes a weight."""
@@ -192,8 +194,11 @@ class _PackedQuantizer(_Quantizer):
     ) -> None:
         """Replace the layers with packed tensors in the files.
 
+        Modules outside the text model are ignored, as where they are not packed: a vision tower, layers that predict
+        more tokens.
+
         Raises:
-            UserError: packed tensors belong to no linear layer, as those of experts.
+            UserError: packed tensors belong to a module that is no linear layer, as those of experts.
         """
         config, modules = self.quantization_config, dict(model.named_modules())
         marker = PACKED[config.method]
@@ -202,14 +207,22 @@ class _PackedQuantizer(_Quantizer):
         for path, tensors in headers.items():
             if marker not in tensors:
                 continue
-            name = path if path in modules else prefix + path
-            layer = modules.get(name)
-            if not isinstance(layer, nn.Linear):
+            name = path if path in modules or path.startswith(prefix) else prefix + path
+            place = name
+            while place not in modules:
+                place = place.rpartition(".")[0]
+            layer = modules[place]
+            if isinstance(layer, PreTrainedModel | nn.ModuleList):
+                continue
+            if place != name or not isinstance(layer, nn.Linear):
                 raise UserError(
                     f"{config.label}: {path} is packed ({config.method}), and {type(model).__name__} has no linear "
                     "layer of that name: packed experts are not read here. Take the unquantized checkpoint; "
                     "quantization = 'nf4' quantizes its linear layers"
                 )
+            if layer is model.get_output_embeddings() and model.config.tie_word_embeddings:  # it has its own weights
+                model.config.tie_word_embeddings = False
+                model.all_tied_weights_keys = model.get_expanded_tied_weights_keys()
             model.set_submodule(name, PackedTensors(layer, tensors))
 
 
@@ -267,12 +280,11 @@ def unpack_layers(model: PreTrainedModel, config: PackedConfig, dtype: torch.dty
     Raises:
         UserError: tensors have other shapes than the configuration asks for, or are damaged.
     """
-    head = model.get_output_embeddings()
-    for name, tensors in list(model.named_modules()):
-        if isinstance(tensors, PackedTensors):
-            label = f"{config.label}: {name}"
-            layer = _unpack(tensors.to(device), config, dtype, label)
-            model.set_submodule(name, dequantized_layer(layer) if tensors is head else layer)
+    names = [name for name, module in model.named_modules() if isinstance(module, PackedTensors)]
+    for name in names:  # a list of modules would keep all packed tensors until the last layer
+        tensors: Any = model.get_submodule(name)
+        layer = _unpack(tensors.to(device), config, dtype, f"{config.label}: {name}")
+        model.set_submodule(name, dequantized_layer(layer) if tensors is model.get_output_embeddings() else layer)
 
 
 def _unpack(tensors: PackedTensors, config: PackedConfig, dtype: torch.dtype, label: str) -> QuantizedLinear:
@@ -289,11 +301,17 @@ def _unpack(tensors: PackedTensors, config: PackedConfig, dtype: torch.dtype, la
     missing = {"qweight", "qzeros", "scales"} - values.keys()
     if missing:
         raise UserError(f"{label} has no {', '.join(sorted(missing))}; {DOWNLOAD_AGAIN}")
-    groups = values["scales"].shape[0]
+    groups, rows = values["scales"].shape[:1].numel(), values["qweight"].shape[:1].numel()
     if shape[0] % CODES_PER_INT or shape[1] % CODES_PER_INT:
         raise UserError(f"{label} has {shape[0]} × {shape[1]} weights, which are no whole int32s; {DIFFERENT_MODEL}")
     if groups == 0 or shape[1] % groups:
         raise UserError(f"{label} has {groups} groups of scales for {shape[1]} inputs; {DIFFERENT_MODEL}")
+    bits, remainder = divmod(32 * rows, shape[1])
+    if config.method == "gptq" and bits != BITS and not remainder:
+        raise UserError(
+            f"{label} has {bits} bits, and only {BITS} bits are read here: take a checkpoint with {BITS} bits in every "
+            "layer, or the unquantized one"
+        )
     packed_rows = (shape[1] // CODES_PER_INT, shape[0])
     packed_columns = (shape[1], shape[0] // CODES_PER_INT)
     expected = {

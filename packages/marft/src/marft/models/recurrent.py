@@ -50,6 +50,12 @@ def supports_trees(mixers: Sequence[nn.Module]) -> bool:
     return not any(hasattr(sys.modules[type(mixer).__module__], "mamba_selective_scan") for mixer in mixers)
 
 
+def is_uncalled(model: nn.Module, name: str) -> bool:
+    """Return whether a layer's mixer reads its weight and does not call it, as Mamba does with ``dt_proj``."""
+    parent, _, child = name.rpartition(".")
+    return child == "dt_proj" and _is_mixer(model.get_submodule(parent))
+
+
 def _is_mixer(module: nn.Module) -> bool:
     has_convolution = any(isinstance(child, nn.Conv1d) for child in module.children())
     return has_convolution and hasattr(sys.modules[type(module).__module__], "causal_conv1d_fn")

@@ -12,7 +12,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoTokenizer,
+    DeepseekV3Config,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerBase,
+)
 
 from marft.common.atomic import read_text
 from marft.common.errors import UserError
@@ -36,6 +44,7 @@ SPARSE_ATTENTION_KEYS = {
     "indexer_budget": "",
     "index_topk_blocks": "index_block_size",
 }  # sparse attention: key for the number of visible keys, key for their block size ("": 1)
+RENAMED_MODELS = {"kimi_k2": DeepseekV3Config}  # models of transformers that checkpoints name otherwise
 MAX_SHOWN_LENGTH, MAX_CAUSE_LENGTH = 80, 1000  # maximum characters of a shown text, and of a tokenizer's error message
 BUNDLED_PREFIX = "tiny-"  # name prefix of bundled models
 MODEL_HINT = (
@@ -70,6 +79,9 @@ DATE_FORMATS = [
     "x",
     "c",
 ]
+
+for _name, _config_class in RENAMED_MODELS.items():
+    CONFIG_MAPPING.register(_name, _config_class, exist_ok=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,6 +157,7 @@ def load_config(settings: ModelSettings) -> PretrainedConfig:
             f"models: cannot load {settings.path!r}: {describe_cause(error)}{folder_error}. {hint}"
         ) from error
     assert isinstance(config, PretrainedConfig)
+    vars(config).pop("model_type", None)  # a name of RENAMED_MODELS: weights are converted by the name of the class
     check_config_sizes(config.get_text_config(), label)
     return config
 
