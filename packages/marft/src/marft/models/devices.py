@@ -91,14 +91,17 @@ def copy_together(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
     >>> copy_together(here, [torch.tensor([1.0, 2.0]), torch.tensor([3.0])]); here
     [tensor([1., 2.]), tensor([3.])]
     """
-    packed: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
+    packed: dict[object, list[tuple[Tensor, Tensor]]] = {}
     for target, source in zip(targets, sources, strict=True):
         if target.device == source.device or target.dtype != source.dtype:
             target.copy_(source)
         else:
-            packed.setdefault(source.dtype, []).append((target, source))
+            packed.setdefault((source.device, target.device, source.dtype), []).append((target, source))
     for pairs in packed.values():
         for group in _limit_bytes(pairs):
+            if len(group) == 1:  # without a packed copy
+                group[0][0].copy_(group[0][1])
+                continue
             flat = torch.cat([source.flatten() for _, source in group]).to(group[0][0].device)
             parts = flat.split([source.numel() for _, source in group])
             torch._foreach_copy_(
