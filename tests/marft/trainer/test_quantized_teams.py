@@ -9,15 +9,20 @@ from typing import Any, cast
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.distributed.device_mesh import DeviceMesh
 
 from marft.config.bundled import bundled_models
 from marft.config.load import parse_recipe
 from marft.inference.subprocess_engine.launch import vllm_init_message
+from marft.models.adapter_files import save_adapter
 from marft.models.policy_registry import PolicyRegistry
-from marft.models.quantization import count_quantized_weights, replace_by_dequantized
+from marft.models.quantization import QuantizedLinear, count_quantized_weights, replace_by_dequantized
 from marft.runs.export.exporter import export_run
-from marft.runs.export.manifest import load_export
+from marft.runs.export.manifest import PolicyEntry, load_export
+from marft.runs.export.recipe import ExportRecipe
+from marft.runs.export.weights import WeightExporter
+from marft.runs.state import CheckpointRecord
 from tests.exports import merged_logits
 from tests.helpers import recipe, settings
 from tests.marft.trainer.test_ranks_runs import trained, weights
@@ -117,11 +122,20 @@ class TestRefused:
         with pytest.raises(ValueError, match=message):
             settings("tiny", tmp_path, *NF4, *overrides)
 
-    def test_a_key_without_meaning_for_a_remote_model(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("quantization", "nf4"),
+            ("quantization_block_size", 128),
+            ("double_quantization", False),
+            ("router_replay", True),
+        ],
+    )
+    def test_a_key_without_meaning_for_a_remote_model(self, key: str, value: object, tmp_path: Path) -> None:
         table = recipe("tiny", tmp_path)
-        table["models"]["far"] = {"path": "x", "quantization": "nf4", "endpoint": {"url": "http://127.0.0.1:1/v1"}}
+        table["models"]["far"] = {"path": "x", key: value, "endpoint": {"url": "http://127.0.0.1:1/v1"}}
         table["policies"]["actor"] = {"model": "far", "train": "frozen"}
-        with pytest.raises(ValueError, match=r"models.far.quantization: means something for a local model alone"):
+        with pytest.raises(ValueError, match=rf"models.far.{key}: means something for a local model alone"):
             parse_recipe(table)
 
     def test_what_only_the_checkpoint_says(self, packed: Callable[[str], Path], tmp_path: Path) -> None:
@@ -130,6 +144,23 @@ class TestRefused:
             base_of(folder, tmp_path, "--policies.actor.train", "full")
         with pytest.raises(ValueError, match=r"training.shard: models.base has 4-bit weights.*shard = false"):
             base_of(folder, tmp_path).shard(lambda _: cast("DeviceMesh", None))
+
+
+def test_a_merge_has_the_weights_that_the_adapter_was_trained_on(tmp_path: Path) -> None:
+    """A new adapter changes nothing; float32 weights that are rounded to bfloat16 before NF4 get other codes."""
+    run = settings("tiny", tmp_path, *NF4, "--models.base.dtype", "bfloat16")
+    models = PolicyRegistry(run)
+    policy = models.policies["actor"]
+    save_adapter(policy.backbone.adapters("actor"), policy.lora, "tiny", tmp_path / "adapter")
+    exporter = WeightExporter(run, cast("CheckpointRecord", None), cast("ExportRecipe", None), tmp_path)
+    exporter._merge(PolicyEntry(kind="adapter", model="base", path="adapter"), tmp_path / "merged")
+    merged = load_file(tmp_path / "merged" / "model.safetensors")
+    layers = {
+        name: layer for name, layer in policy.backbone.model.named_modules() if isinstance(layer, QuantizedLinear)
+    }
+    assert len(layers) > 3
+    for name, layer in layers.items():
+        assert torch.equal(merged[f"{name.removesuffix('.base')}.weight"], layer.weight.float()), name
 
 
 def test_other_base_weights_have_another_digest(tmp_path: Path) -> None:

@@ -300,10 +300,13 @@ def _key_problems(name: str, model: ModelSettings) -> Iterable[str]:
         "revision",
         "dtype",
         "quantization",
+        "quantization_block_size",
+        "double_quantization",
         "chat_template",
         "template_options",
         "date",
         "gradient_checkpointing",
+        "router_replay",
         "ranks",
     ):
         if getattr(model, key) != type(model).model_fields[key].default:

@@ -18,7 +18,7 @@ from marft.config.helpers import auxiliary_policies
 from marft.config.models import ModelSettings, PolicySettings, local_model, reader_models
 from marft.config.run import RunSettings
 from marft.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE, read_lora_settings
-from marft.models.loader import load_backbone
+from marft.models.loader import load_backbone, pick_device, pick_dtype
 from marft.models.quantization import replace_by_dequantized
 from marft.models.tokenizer_format import load_config
 from marft.runs.export.manifest import ModelEntry, PolicyEntry
@@ -160,14 +160,18 @@ class WeightExporter:
     def _merge(self, entry: PolicyEntry, target: Path) -> None:
         """Write the base model with an adapter merged, computed in float32 and saved in the base's dtype.
 
-        A quantized base is dequantized, because the adapter was trained on these weights.
+        A quantized base is quantized and dequantized as in training, because the adapter was trained on these weights.
         """
-        settings = self.run.models[entry.model]
-        backbone = load_backbone(settings, torch.device("cpu"), torch.float32)
+        settings, dtype = self.run.models[entry.model], torch.float32
+        if settings.quantization != "none":
+            dtype = pick_dtype(settings.dtype, pick_device(self.run.device))
+        backbone = load_backbone(settings, torch.device("cpu"), dtype)
         replace_by_dequantized(backbone.model)
-        dtype = getattr(load_config(settings).get_text_config(), "dtype", None) or torch.float32
+        backbone.model.float()
+        saved_dtype = getattr(load_config(settings).get_text_config(), "dtype", None) or torch.float32
         model: Any = PeftModel.from_pretrained(backbone.model, str(self.staging / entry.path)).merge_and_unload()
-        model.to(dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype))).save_pretrained(target)
+        saved_dtype = saved_dtype if isinstance(saved_dtype, torch.dtype) else getattr(torch, str(saved_dtype))
+        model.to(saved_dtype).save_pretrained(target)
         self._load_tokenizer(entry.model).save_pretrained(target)
         generation = _load_generation_config(settings)
         if generation is not None:
