@@ -185,6 +185,80 @@ def test_a_saved_adapter_loads_with_its_settings(folders: dict[str, Path], tmp_p
         assert torch.equal(again, log_probs(backbone, ROWS, [name] * 3))
 
 
+def test_a_saved_adapter_is_pefts_whatever_other_policies_adapt(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = folder_of(folders, "Qwen 3 with experts")
+    backbone = load_backbone(ModelSettings(path=str(folder)), CPU, torch.float32)
+    for name in ("down", "all"):
+        backbone.add_adapter(name, 4, 8.0, ("o_proj",), 0, LORA[name].target_parameters)
+    for adapter in backbone.adapters("all").values():
+        torch.nn.init.normal_(adapter.b, std=0.3)
+    save_adapter(backbone.adapters("all"), LORA["all"], str(folder), tmp_path)
+    attach_adapter(backbone, "again", tmp_path)
+    mine = log_probs(backbone, ROWS[:1], ["all"])
+    assert torch.equal(log_probs(backbone, ROWS[:1], ["again"]), mine)
+    expected = theirs(folder, tmp_path)(torch.from_numpy(ROWS[0]).long()[None]).logits[0].log_softmax(-1)
+    torch.testing.assert_close(mine, expected, rtol=0, atol=1e-4)
+
+
+def test_adapters_follow_the_base_to_another_device(folders: dict[str, Path]) -> None:
+    backbone = tuned(folder_of(folders, "Qwen 3 with experts"))
+    torch.nn.Module.to(backbone.model, "meta")
+    backbone.add_adapter("new", 4, 8.0, (), 0, BOTH)
+    assert {adapter.a.device.type for adapter in backbone.adapters("new").values()} == {"meta"}
+    adapters = next(iter(backbone.experts.values())).adapters_of("gate_up_proj")
+    stack = adapters.stack(["down", "all", "new"], keep=False)  # "down" has none here
+    assert [part.device.type for part in stack] == ["meta", "meta"]
+
+
+def test_decoding_stacks_adapters_once_until_they_change(folders: dict[str, Path]) -> None:
+    backbone = tuned(folder_of(folders, "Qwen 3 with experts"))
+    adapters = next(iter(backbone.experts.values())).adapters_of("down_proj")
+    one = adapters.get_adapter("all")
+    assert one is not None
+
+    def stack(*policies: str) -> tuple[Tensor, Tensor]:
+        with torch.inference_mode():
+            return adapters.stack(policies, keep=True)
+
+    first = stack("all", "down")
+    assert stack("all", "down") is first
+    assert not torch.equal(stack("down", "all")[0], first[0])
+    with torch.no_grad():
+        one.b.mul_(2.0)
+    assert torch.equal(stack("all", "down")[1][::2], first[1][::2] * 2.0)
+    backbone.remove_adapter("all")
+    backbone.add_adapter("all", 4, 8.0, (), 0, BOTH)
+    assert not stack("all", "down")[1][::2].any()
+
+
+def test_a_broken_adapter_leaves_rows_of_the_base_as_they_are(folders: dict[str, Path]) -> None:
+    backbone = tuned(folder_of(folders, "Qwen 3 with experts"))
+    expected = log_probs(backbone, ROWS, [None, "down", None])
+    for adapter in backbone.adapters("all").values():
+        torch.nn.init.constant_(adapter.a, torch.nan)
+    mixed = log_probs(backbone, [*ROWS, ROWS[0]], [None, "down", None, "all"])
+    torch.testing.assert_close(mixed[: len(expected)], expected, rtol=0, atol=2e-5)
+    assert mixed[len(expected) :].isnan().all()
+
+
+def test_the_backward_pass_holds_no_copy_of_the_adapters(folders: dict[str, Path]) -> None:
+    backbone = load_backbone(ModelSettings(path=str(folder_of(folders, "Qwen 3 with experts"))), CPU, torch.float32)
+    for name in ("one", "two"):
+        backbone.add_adapter(name, 64, 8.0, (), 0, BOTH)
+    weights = {weight.untyped_storage().data_ptr() for weight in backbone.model.parameters()}
+    saved: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    rows = PackedRows.from_rows([ROWS[0][:1]] * 2, ["one", "two"], CPU)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        backbone.hidden_states(rows)
+    own = sum(half.nbytes for adapter in backbone.adapters("one").values() for half in (adapter.a, adapter.b))
+    assert sum(size for pointer, size in saved.items() if pointer not in weights) < own / 4
+
+
 def test_wrong_targets_are_refused_by_name(folders: dict[str, Path], backbone: Backbone) -> None:
     experts = load_backbone(ModelSettings(path=str(folder_of(folders, "gpt-oss"))), CPU, torch.float32)
     with pytest.raises(

@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from tools.model_families import build_small_backbone
 
 from marft.common.token_data import TokenSource
 from marft.common.types import Choice, Episode, Observation, Option, Sample, Task, Transition
@@ -28,6 +29,7 @@ from marft.trainer.batching import (
 )
 from marft.trainer.ranks.interface import SingleRank
 from tests.episodes import make_action
+from tests.families import FAMILY
 
 
 def sample(number: int = 0, length: int = 2, policy: str = "a", *, successful: bool = False, said: int = 0) -> Sample:
@@ -212,6 +214,7 @@ class TestSharedPrefixes:
         SimpleNamespace(
             device=torch.device("cpu"),
             needs_fixed_size=True,
+            rounds_by_batch=False,
             router_replay=None,
             benefits_from_tree=lambda *_: True,
         ),
@@ -271,6 +274,13 @@ class TestSharedPrefixes:
         assert self.packing().is_exact(samples)
         assert not self.packing(share=True).is_exact(samples)
         assert not self.packing(sizes={id(self.BACKBONE): 64}).is_exact(samples)
+
+    @pytest.mark.parametrize(
+        ("family", "exact"), [("Qwen 3", True), ("Qwen 3 with experts", False), ("Qwen 3.5", False)]
+    )
+    def test_scores_of_experts_and_recurrent_layers_depend_on_the_packing(self, family: str, exact: bool) -> None:
+        packing = self.packing(backbones={"a": build_small_backbone(FAMILY[family])})
+        assert packing.is_exact([attempt(0)]) is exact
 
 
 class TestIdleRanks:

@@ -200,7 +200,8 @@ class PackedRows:
 
         Args:
             size: minimum number of tokens, reached by padding. In batches with a fixed size, a row's result is bitwise
-                independent of the other rows. This requires kernels that treat all rows of a product alike.
+                independent of the other rows. This requires kernels that treat all rows of a product alike. It does
+                not hold for experts, which multiply as many tokens together as are routed to them.
             experts: replayed experts of each row, [length, L, K]; empty without replay.
         """
         lengths = [len(row) for row in rows]

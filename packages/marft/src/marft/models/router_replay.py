@@ -4,8 +4,9 @@ Sampling and training may send a token to different experts, because rounding ch
 The log-probs then differ far more than by rounding alone. So the sampler records the experts of each token, and the
 learner replays them. The weights of these experts still come from the current scores, with gradient.
 
-Every router of transformers selects experts with ``torch.topk`` over scores [N, E]. A function mode replaces the result
-of this call, so each model computes the weights in its own way.
+Nearly every router of transformers selects experts with ``torch.topk`` over scores [N, E]. A function mode replaces the
+result of this call, so each model computes the weights in its own way. A model with another router, such as PhiMoE, is
+refused.
 """
 
 from __future__ import annotations
@@ -59,12 +60,23 @@ class RouterReplay:
         if not names:
             raise UserError(f"{label}: router_replay is for mixtures of experts, and this model has none; leave it out")
         self.num_experts: list[int] = [experts.num_experts for _, experts in find_experts(model)]
+        self.experts_per_token = 0  # set by :meth:`probe`
         # decoder layers with experts
         self.layer_indices = [int(next(part for part in name.split(".") if part.isdigit())) for name in names]
         self._has_warned = False
         for index, name in enumerate(names):
             block: Any = model.get_submodule(name)
             block.forward = partial(self._run_block, index, block.forward)
+
+    def probe(self, run_forward: Callable[[], object]) -> None:
+        """Find the number of experts per token in a forward with any tokens.
+
+        Raises:
+            UserError: the model selects experts in a way that cannot be replayed.
+        """
+        with torch.no_grad(), self.record() as log:
+            run_forward()
+        self.experts_per_token = log.layers[0].shape[1]
 
     @contextmanager
     def record(self) -> Iterator[ExpertLog]:
@@ -82,6 +94,11 @@ class RouterReplay:
         Raises:
             UserError: the record is of another model.
         """
+        if experts_SLK.shape[2] != self.experts_per_token:
+            raise UserError(
+                f"{self.label}: the engine reports {experts_SLK.shape[2]} experts per token, and the model selects "
+                f"{self.experts_per_token}; set router_replay = false, or sample with the same model"
+            )
         if experts_SLK.shape[1] == self.num_layers:
             experts_SLK = experts_SLK[:, self.layer_indices]
         limits = np.array(self.num_experts)
@@ -108,7 +125,7 @@ class RouterReplay:
         with _ExpertSelection(self.num_experts[index], None if replayed is None else replayed[:, index]) as selection:
             out = forward(*args, **kwargs)
         if selection.selected is None:
-            raise UserError(f"{self.label}: router_replay cannot be used: the model selects experts without torch.topk")
+            raise UserError(f"{self.label}: leave router_replay out: the model selects experts without torch.topk")
         if recorded is not None:
             recorded.append(selection.selected)
         return out

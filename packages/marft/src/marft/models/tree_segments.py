@@ -58,35 +58,56 @@ class SegmentGroup:
     numbers: list[int]
     tokens: Tensor  # [B, L] token indices in the batch
     is_token: Tensor  # [B, L]
-    parents: Tensor | None  # [B] positions of the parents in the order of the groups; None at the start of rows
+    parents: Tensor | None  # [B] positions of the parents among the computed segments; None at the start of rows
 
 
 class TreeSegments:
-    """Segments of a prefix tree in groups, from the roots to the leaves."""
+    """Segments of a prefix tree in groups, from the roots to the leaves.
+
+    Groups are computed one after the other, so segments are numbered in two ways: by their number in the tree (``#``),
+    and by their position among the computed segments (``@``). Rows ``5 6 7 8``, ``5 6 9`` and ``5 6 7``::
+
+        tokens 0 1    2     3
+               5 6 ── 7 ─── 8     #0 @0 ── #1 @1 ── #2 @3
+                 └─── 9                └── #3 @2
+                      4
+
+    >>> rows = [np.array([5, 6, 7, 8]), np.array([5, 6, 9]), np.array([5, 6, 7])]
+    >>> segments = TreeSegments(PrefixTree.from_rows(rows, [None] * 3), torch.device("cpu"))
+    >>> [group.numbers for group in segments.groups], segments.positions, segments.row_ends.tolist()
+    ([[0], [1, 3], [2]], {0: 0, 1: 1, 3: 2, 2: 3}, [3, 2, 1])
+    >>> segments.padded_indices.tolist()  # every segment is padded to 16 tokens
+    [0, 1, 16, 48, 32]
+
+    Attributes:
+        positions: position of each segment among the computed segments, by number.
+        row_ends: positions of the segments that end the rows, [rows].
+        padded_indices: index of each token among the padded tokens of all groups, [N].
+    """
 
     def __init__(self, tree: PrefixTree, device: torch.device) -> None:
         self.tree, self.segments = tree, split_segments(tree)
         by_size: dict[tuple[int, int], list[int]] = {}
         for number, segment in enumerate(self.segments):
             by_size.setdefault((segment.depth, padded_length(segment.stop - segment.start)), []).append(number)
-        self.order: dict[int, int] = {}  # position of each segment in the order of the groups
+        self.positions: dict[int, int] = {}
         self.groups: list[SegmentGroup] = []
-        places = np.zeros(len(tree.ids), np.int64)  # place of each token among the padded tokens
+        padded_indices = np.zeros(len(tree.ids), np.int64)
         offset = 0
         for (depth, length), numbers in sorted(by_size.items()):
             starts, stops = np.array([(self.segments[n].start, self.segments[n].stop) for n in numbers]).T[:, :, None]
             columns = starts + np.arange(length)
             inside = columns < stops
-            places[columns[inside]] = offset + np.flatnonzero(inside)
+            padded_indices[columns[inside]] = offset + np.flatnonzero(inside)
             offset += columns.size
-            parents = np.array([self.order.get(self.segments[n].parent, -1) for n in numbers])
-            self.order.update({number: len(self.order) + at for at, number in enumerate(numbers)})
+            parents = np.array([self.positions.get(self.segments[n].parent, -1) for n in numbers])
+            self.positions.update({number: len(self.positions) + at for at, number in enumerate(numbers)})
             tokens, is_token = (to_device(array, device) for array in (np.minimum(columns, stops - 1), inside))
             self.groups.append(SegmentGroup(numbers, tokens, is_token, to_device(parents, device) if depth else None))
-        self.places = to_device(places, device)
+        self.padded_indices = to_device(padded_indices, device)
         ends = {segment.stop: number for number, segment in enumerate(self.segments)}
-        # positions of the segments at the rows' ends, [rows]
-        self.row_ends = to_device(np.array([self.order[ends[int(i[-1]) + 1]] for i in tree.token_indices]), device)
+        last = [self.positions[ends[int(indices[-1]) + 1]] for indices in tree.token_indices]
+        self.row_ends = to_device(np.array(last), device)
         self._contexts: dict[int, list[Tensor]] = {}  # by width
 
     def convolve(self, function: Callable[[Tensor], Tensor], x_NC: Tensor, width: int) -> Tensor:
@@ -99,8 +120,10 @@ class TreeSegments:
 
     def scan(
         self, function: Callable[..., tuple[Tensor, Tensor]], masked: int, *packed: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Apply a function with a state to every row; return its output, [N, …], and the rows' final states.
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Apply a function with a state to every row; return its output, [N, …], and the final states of the segments.
+
+        The states are in several parts, in the order of ``positions``.
 
         Args:
             function: function of an initial state (None: empty) and of padded rows [B, T, …] to output and final state.
@@ -118,11 +141,11 @@ class TreeSegments:
             out, state = function(initial, *inputs)
             parts.append(out)
             states.append(state)
-        return self._pack(parts, len(packed[0])), torch.cat(states).index_select(0, self.row_ends)
+        return self._pack(parts, len(packed[0])), states
 
     def _pack(self, parts: Sequence[Tensor], tokens: int) -> Tensor:
         """Return padded rows as packed tokens, [N, …], with zeros for tokens outside the tree."""
-        out = torch.cat([part.flatten(0, 1) for part in parts]).index_select(0, self.places)
+        out = torch.cat([part.flatten(0, 1) for part in parts]).index_select(0, self.padded_indices)
         padding = tokens - len(out)
         return torch.cat([out, out.new_zeros(padding, *out.shape[1:])]) if padding else out
 

@@ -264,7 +264,8 @@ class Packing:
         """Return a packing with one micro-batch size per backbone: the largest that ``parts`` need.
 
         Half-precision and GPU matrix products differ between batch sizes. With one size, the score of a token does not
-        depend on the other rows. Scores of the same weights are then bitwise equal, and their ratio is 1.
+        depend on the other rows, except in mixtures of experts. Scores of the same weights are then bitwise equal, and
+        their ratio is 1.
         """
         sizes: dict[int, int] = {}
         for part in parts:
@@ -298,7 +299,12 @@ class Packing:
         return batches
 
     def is_exact(self, samples: Sequence[Sample]) -> bool:
-        """Return True if every other packing of this kind gives bitwise equal scores."""
+        """Return True if every other packing of this kind gives bitwise equal scores; False for some kinds of layers.
+
+        See :attr:`Backbone.rounds_by_batch`.
+        """
+        if any(backbone.rounds_by_batch for backbone, _ in self._by_backbone(samples)):
+            return False
         parts = self._by_backbone(samples) if self.share else []
         return not self.sizes and not any(group.shared for part in parts for group in self._split(*part))
 
