@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
@@ -131,6 +132,14 @@ class Backbone:
         """
         return not is_on_cpu(self.head.weight) or self.is_half
 
+    @property
+    def rounds_by_batch(self) -> bool:
+        """True if a token's last bits depend on the other rows of its batch even in float32 on a CPU.
+
+        Experts multiply the tokens of all rows together, and recurrent layers compute rows of similar length together.
+        """
+        return self.recurrent or any(True for _ in find_experts(self.model))
+
     @cached_property
     def is_quantized(self) -> bool:
         """True if linear layers have 4-bit weights, which cannot be trained or sharded."""
@@ -198,7 +207,8 @@ class Backbone:
             label: the model's name in errors.
 
         Raises:
-            UserError: the model has no experts, or it does not run on the packed forward.
+            UserError: the model has no experts, its experts cannot be replayed, or it does not run on the packed
+                forward.
         """
         if self.native:
             raise UserError(
@@ -206,6 +216,8 @@ class Backbone:
                 "(docs/models.md); leave it out"
             )
         self.router_replay = RouterReplay(self.model, self.num_layers, self.routing, label)
+        one_token = PackedRows.from_rows([np.zeros(1, np.int32)], [None], self.device)
+        self.router_replay.probe(lambda: self.hidden_states(one_token))
 
     def record_experts(self) -> AbstractContextManager[ExpertLog]:
         """Record the experts of the forward inside the context; nothing without router replay."""
@@ -423,7 +435,8 @@ class Backbone:
         experts = {
             f"{name}.{weight}": module.adapters_of(weight)
             for name, module in self.experts.items()
-            for weight in module.adapters
+            for weight in expert_weights(module.base)  # a file's names depend on this order
+            if weight in module.adapters
         }
         return {**self.layers, **experts}
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from functools import wraps
+from functools import partial, wraps
 from inspect import signature, unwrap
 from typing import Any
 
@@ -40,7 +40,9 @@ def register_mixers(decoder: nn.Module) -> list[nn.Module]:
     mixers = [module for module in decoder.modules() if _is_mixer(module)]
     for mixer in mixers:
         _replace_functions(sys.modules[type(mixer).__module__])
-        mixer.register_forward_pre_hook(_enter_mixer, with_kwargs=True)
+        parameters = signature(mixer.forward).parameters
+        cache_name = next((name for name in CACHE_NAMES if name in parameters), CACHE_NAMES[0])
+        mixer.register_forward_pre_hook(partial(_enter_mixer, cache_name), with_kwargs=True)
         mixer.register_forward_hook(_leave_mixer)
     return mixers
 
@@ -61,7 +63,9 @@ def _is_mixer(module: nn.Module) -> bool:
     return has_convolution and hasattr(sys.modules[type(module).__module__], "causal_conv1d_fn")
 
 
-def _enter_mixer(mixer: Any, inputs: tuple[Tensor, ...], keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+def _enter_mixer(
+    cache_name: str, mixer: Any, inputs: tuple[Tensor, ...], keywords: dict[str, Any]
+) -> tuple[Any, dict[str, Any]] | None:
     plan = current_plan()
     if plan is None:
         return None
@@ -69,9 +73,8 @@ def _enter_mixer(mixer: Any, inputs: tuple[Tensor, ...], keywords: dict[str, Any
     hidden_states = inputs[0] if inputs else keywords["hidden_states"]
     if not isinstance(plan, DecodePlan):
         return (hidden_states,), {}
-    name = next(name for name in CACHE_NAMES if name in signature(mixer.forward).parameters)
     rows_nTD = hidden_states.transpose(0, 1)  # a batch with one token per row
-    return (rows_nTD,), {name: _SlotStates(plan.cache.states, len(rows_nTD))}
+    return (rows_nTD,), {cache_name: _SlotStates(plan.cache.states, len(rows_nTD))}
 
 
 def _leave_mixer(_: nn.Module, __: object, out: Tensor) -> Tensor | None:
@@ -281,18 +284,20 @@ def _scan_rows(scan: Callable[..., tuple[Tensor, Tensor]], rates: Sequence[Tenso
     """
     plan, packed = _row_plan(), [x[0] for x in (*rates, *inputs)]
     if isinstance(plan, TreePlan):
-        out, final_states = plan.segments.scan(scan, len(rates), *packed)
+        out, states = plan.segments.scan(scan, len(rates), *packed)
+        ends = plan.segments.row_ends
     else:
-        out, final_states = _scan_separate_rows(plan, scan, len(rates), packed)
+        out, states = _scan_separate_rows(plan, scan, len(rates), packed)
+        ends = to_device(np.argsort(plan.order), out.device)
     if plan.cache is not None:
-        _store_states(plan, "recurrent", final_states)
+        _store_states(plan, "recurrent", torch.cat(states)[ends])
     return out[None]
 
 
 def _scan_separate_rows(
     plan: PackedPlan, scan: Callable[..., tuple[Tensor, Tensor]], masked: int, packed: Sequence[Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Return the output, [N, …], and the final state of each row, [B, …]."""
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the output, [N, …], and the final states of the rows as they are padded, [B, …] in several parts."""
     states: list[Tensor] = []
 
     def run(*padded: Tensor) -> Tensor:
@@ -300,8 +305,7 @@ def _scan_separate_rows(
         states.append(state)
         return out
 
-    out = plan.map_rows(run, *packed, masked=masked)
-    return out, torch.cat(states)[to_device(np.argsort(plan.order), out.device)]
+    return plan.map_rows(run, *packed, masked=masked), states
 
 
 def _row_plan() -> PackedPlan | TreePlan:
@@ -317,13 +321,13 @@ def _store_states(plan: PackedPlan | TreePlan, kind: str, states: Tensor) -> Non
     plan.cache.states.write(_mixer.get().layer_idx, kind, states, plan.slots)
 
 
-def _call(original: Callable[..., Any], *inputs: Any, **keywords: Any) -> Any:
-    """Call a function that already gets one token per row, with its state."""
+def _single_step(original: Callable[..., Any], *inputs: Any, **keywords: Any) -> Any:
+    """Advance each row by one token with the original function, which already gets the state of each row."""
     return original(*inputs, **keywords)
 
 
-def _skip(*_: object, **__: object) -> None:
-    """Skip a fused function, which would ignore row ends and adapters; the mixer then calls the other functions."""
+def _unfused(*_: object, **__: object) -> None:
+    """Return None for a fused function, which would ignore row ends and adapters: the mixer calls the others then."""
 
 
 REPLACEMENTS: dict[str, Callable[..., Any]] = {
@@ -333,10 +337,10 @@ REPLACEMENTS: dict[str, Callable[..., Any]] = {
     "mamba2_chunk_scan": _mamba2_scan,
     "mamba2_selective_state_update": _mamba2_step,
     "mamba_selective_scan": _mamba_scan,
-    "causal_conv1d_update": _call,
-    "torch_recurrent_gated_delta_rule": _call,
-    "recurrent_kimi_delta_attention": _call,
-    "mamba_selective_state_update": _call,
-    "mamba2_split_conv1d_scan_combined": _skip,
-    "mamba_inner_fn": _skip,
+    "causal_conv1d_update": _single_step,
+    "torch_recurrent_gated_delta_rule": _single_step,
+    "recurrent_kimi_delta_attention": _single_step,
+    "mamba_selective_state_update": _single_step,
+    "mamba2_split_conv1d_scan_combined": _unfused,
+    "mamba_inner_fn": _unfused,
 }
