@@ -178,7 +178,11 @@ def test_a_process_that_is_killed_is_started_again_and_asked_again(there: LocalR
 def servers() -> list[int]:
     """Processes that serve vLLM, without the subreapers above them."""
     found = [(file.parent.name, file.read_bytes()) for file in Path("/proc").glob("[0-9]*/cmdline")]
-    return [int(pid) for pid, words in found if words.startswith(PYTHON.encode()) and b"subprocess_engine.vllm_server" in words]
+    return [
+        int(pid)
+        for pid, words in found
+        if words.startswith(PYTHON.encode()) and b"subprocess_engine.vllm_server" in words
+    ]
 
 
 def test_a_training_run_learns_from_what_the_learner_would_have_sampled(tmp_path: Path) -> None:

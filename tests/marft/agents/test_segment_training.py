@@ -230,9 +230,7 @@ def test_where_the_chat_was_rendered_anew_is_shown(tmp_path: Path) -> None:
 
 
 def test_a_template_that_cannot_show_an_answer_at_all_is_refused_by_agent(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"agents.reasoner.tools: .* cannot show what tools answered .*set models"
-    ):
+    with pytest.raises(ValueError, match=r"agents.reasoner.tools: .* cannot show what tools answered .*set models"):
         LocalRolloutRunner(forgetting(tmp_path, chat=templates.NO_ANSWERS))
 
 
