@@ -32,7 +32,7 @@ from marft_serve.traces.warm_start import warm_start
 
 HERE = Path(__file__).parent
 RECIPE, TEMPLATE = HERE / "real" / "lookup.toml", HERE / "calculator.jinja"
-DEMONSTRATIONS = 160  # training tasks with a demonstration
+DEMONSTRATIONS = 96  # training tasks with a demonstration
 
 
 def main() -> None:
