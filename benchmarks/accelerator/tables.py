@@ -9,7 +9,7 @@ Results = Mapping[str, Mapping[str, Any]]
 
 
 def table(results: Results, demo: Mapping[str, Any]) -> str:
-    """Return all that has been measured so far.
+    """Return the tables of all finished stages.
 
     Args:
         results: results of the stages, by name.

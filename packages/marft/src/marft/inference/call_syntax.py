@@ -44,6 +44,10 @@ class Reasoning:
     ends: str = THINK_END
     inside: bool = False
 
+    def measure(self, text: str) -> int:
+        """Return the length of reasoning at the start of a turn, up to its first end delimiter."""
+        return measure_first_reasoning(text, self.inside, (self.begins, self.ends))
+
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax(ABC):
@@ -152,7 +156,7 @@ class BareSyntax(CallSyntax):
         if self.has_markers:
             # super() without arguments fails in a dataclass with slots
             return CallSyntax.locate_calls(self, text, reasoning, tools)
-        start = _measure_reasoning(text, reasoning)
+        start = reasoning.measure(text) if reasoning else 0
         content = text[start:].lstrip().removeprefix(self.optional_tag)
         return [(start, call) for call in self.parse_at(content, 0, tools)[0]] if self.is_call(content) else []
 
@@ -168,7 +172,7 @@ class BareSyntax(CallSyntax):
         """Return how many leading characters of an unfinished turn are final text outside calls."""
         if self.has_markers:
             return CallSyntax.final_length(self, text, reasoning)
-        start = _measure_reasoning(text, reasoning)
+        start = reasoning.measure(text) if reasoning else 0
         may_start_reasoning = (
             reasoning is not None and not reasoning.inside and reasoning.begins.startswith(text.lstrip())
         )
@@ -582,9 +586,3 @@ def _skip_whitespace(text: str, start: int) -> int:
 
 def _any_of(texts: Sequence[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or "(?!)")
-
-
-def _measure_reasoning(text: str, reasoning: Reasoning | None) -> int:
-    if reasoning is None:
-        return 0
-    return measure_first_reasoning(text, reasoning.inside, (reasoning.begins, reasoning.ends))

@@ -15,7 +15,7 @@ from jinja2 import TemplateError
 
 from marft.agents.prompt_messages import NO_TOKENS, InexactContinuation, tool_call_messages
 from marft.common.errors import UserError
-from marft.common.reasoning import THINK_START, ends_in_reasoning, measure_first_reasoning
+from marft.common.reasoning import THINK_START, ends_in_reasoning
 from marft.common.texts import common_prefix, format_error
 from marft.common.types import TokenIds, Tool, ToolCall
 from marft.inference.call_syntax import (
@@ -48,12 +48,12 @@ PROBE_TOOL = Tool(
 )
 PROBE_CALL = ToolCall(PROBE_NAME, json.dumps({PROBE_ARGUMENT: PROBE_VALUE}))
 # arguments that show how a template writes each type
-PROBE_ARGUMENTS = {"text": "\n1 <b>", "number": 2, "flag": True, "list": [1, "a"], "table": {"key": None}}
+TYPED_ARGUMENTS = {"text": "\n1 <b>", "number": 2, "flag": True, "list": [1, "a"], "table": {"key": None}}
 PROBE_TYPES = {"text": "string", "number": "integer", "flag": "boolean", "list": "array", "table": "object"}
 TYPED_TOOL = replace(
     PROBE_TOOL, parameters={"type": "object", "properties": {key: {"type": kind} for key, kind in PROBE_TYPES.items()}}
 )
-TYPED_CALL = ToolCall(PROBE_NAME, json.dumps(PROBE_ARGUMENTS))
+TYPED_CALL = ToolCall(PROBE_NAME, json.dumps(TYPED_ARGUMENTS))
 HINT = "set models.….chat_template to a Jinja file that has one, or take the tools away from its agents"
 
 
@@ -102,7 +102,7 @@ class ToolFormat:
             reasoning = self.with_prefix(str(tokenizer.decode(prefix.tolist()))).reasoning
         if self.syntax:
             return self.syntax.parse_calls(text, reasoning, tools)
-        text = text[_measure_first(text, reasoning) :]
+        text = text[reasoning.measure(text) if reasoning else 0 :]
         try:
             message = parse_turn(self._response_template, text, [tool_schema(tool) for tool in tools])
             return [_convert_call(call) for call in message.get("tool_calls") or ()]
@@ -153,7 +153,7 @@ class ToolFormat:
             offsets = [offset for offset, _ in calls]
             no_calls = None if self.syntax.has_markers else 0
             return text[: offsets[0] if offsets else no_calls].strip()
-        start = _measure_first(text, reasoning)
+        start = reasoning.measure(text) if reasoning else 0
         try:
             content = str(parse_turn(self._response_template, text[start:], ()).get("content") or "")
         except RENDER_ERRORS:
@@ -173,13 +173,6 @@ class ToolFormat:
         if reasoning is not None and without_reasoning:
             reasoning = replace(reasoning, inside=False)
         return self.syntax.final_length(text, reasoning)
-
-
-def _measure_first(text: str, reasoning: Reasoning | None) -> int:
-    """Return the length of reasoning at the start of a turn."""
-    if reasoning is None:
-        return 0
-    return measure_first_reasoning(text, reasoning.inside, (reasoning.begins, reasoning.ends))
 
 
 def _render_call(format: ChatFormat, call: ToolCall, tool: Tool, count: int = 1) -> str:

@@ -55,7 +55,7 @@ class Adapter(nn.Module):
 
 
 class AdapterSet(nn.Module):
-    """Adapters of all policies for one weight."""
+    """Collection of the adapters that policies have on one weight."""
 
     def __init__(self) -> None:
         super().__init__()

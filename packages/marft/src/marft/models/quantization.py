@@ -15,6 +15,7 @@ Formats:
 from __future__ import annotations
 
 import importlib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
@@ -32,7 +33,7 @@ MAX_CODE = 2**BITS - 1
 BitsAndBytesType = Literal["nf4", "fp4"]
 
 
-class QuantizedLinear(nn.Linear):
+class QuantizedLinear(nn.Linear, ABC):
     """Frozen linear layer with packed weights.
 
     Args:
@@ -55,9 +56,9 @@ class QuantizedLinear(nn.Linear):
         """Device of the packed weights."""
         return next(self.buffers()).device
 
+    @abstractmethod
     def dequantize(self) -> Tensor:
         """Return the dequantized weight, [out, in]."""
-        raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer in its compute dtype, [..., in] → [..., out]."""

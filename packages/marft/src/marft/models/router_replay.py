@@ -110,7 +110,7 @@ class RouterReplay:
         return experts_SLK
 
     def warn_missing(self) -> None:
-        """Warn once that tokens have no record."""
+        """Log one warning if trained tokens have no record of their experts."""
         if not self._has_warned:
             logger.warning(
                 "%s: for some trained tokens there is no record of experts, so router_replay does not apply to them",
