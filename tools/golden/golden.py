@@ -122,7 +122,8 @@ def replayed(run: Run, name: str, records: Path) -> Run:
 def reference_tree(commit: str) -> Path:
     """Return a worktree of the commit with a virtual environment of its own, made where it is missing.
 
-    The environment takes other packages from the present one where both trees are constrained to the same.
+    The environment takes other packages from the present one where those have the versions that the commit
+    is tested with.
 
     Raises:
         SystemExit: the commit is not in this clone.
@@ -140,22 +141,33 @@ def reference_tree(commit: str) -> Path:
 
 def _install(tree: Path) -> None:
     """Make ``.venv`` in a worktree, which runs the project that is there."""
-    same = (tree / "constraints.txt").read_bytes() == (ROOT / "constraints.txt").read_bytes()
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tree / ".venv")], check=True)
     python = tree / ".venv" / "bin" / "python"
-    if same:
+    if _pins(tree) <= _pins(ROOT):
         site = next((tree / ".venv" / "lib").glob("python*/site-packages"))
         present = [path for path in sys.path if path.endswith("site-packages")]
         (site / "paths.pth").write_text("\n".join([*map(str, _sources(tree)), *present, ""]), encoding="utf-8")
     else:
         pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-compile"]
         constraints = ["--constraint", str(tree / "constraints.txt")]
-        editable = [word for folder in _sources(tree) for word in ("--editable", str(folder.parent))]
+        editable = [word for folder in _sources(tree) for word in ("--editable", _with_gateway(folder.parent))]
         subprocess.run([*pip, *constraints, *editable], check=True)
     where = "import marft; print(marft.__file__)"
     found = subprocess.run([str(python), "-c", where], capture_output=True, text=True, check=True, cwd=tree).stdout
     if not Path(found.strip()).is_relative_to(tree):
         raise SystemExit(f"{python} runs {found.strip()}, not what is in {tree}")
+
+
+def _pins(tree: Path) -> set[str]:
+    """Return the versions that a tree is tested with."""
+    lines = (tree / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    return {line for line in lines if line and not line.startswith("#")}
+
+
+def _with_gateway(project: Path) -> str:
+    """Return what pip installs: a project, with what its gateway needs where it has one."""
+    about = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return f"{project}[gateway]" if "gateway" in about.get("optional-dependencies", {}) else str(project)
 
 
 def _sources(tree: Path) -> list[Path]:
