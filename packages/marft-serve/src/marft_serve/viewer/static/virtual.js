@@ -7,12 +7,13 @@ const PAGE = 100;
 /**
  * @param ask async (offset, limit) → {total, items}
  * @param draw (item, index) → the content of a row; an item that is not here yet is null
- * @param open told the item when it is chosen with Enter; rows are links, so that a click needs nothing
+ * @param link (item) → its address, which Enter opens once the item is here; a row is a link, so a click needs nothing
  */
 export function virtualList({ row, ask, draw, link, label, onfail }) {
   const inside = h("div", { class: "inside" });
   const node = h("div", { class: "virtual", tabindex: "0", role: "listbox", "aria-label": label, "data-list": true }, inside);
   let [total, active, pages, asked, turn] = [0, 0, new Map(), new Set(), 0];
+  let opening = false; // Enter was pressed on a row that is still being fetched
 
   const item = (index) => pages.get(Math.floor(index / PAGE))?.[index % PAGE] ?? null;
   const fetchPage = async (page) => {
@@ -25,6 +26,7 @@ export function virtualList({ row, ask, draw, link, label, onfail }) {
       pages.set(page, answer.items);
       total = answer.total;
       paint();
+      open();
     } catch (error) {
       if (mine === turn && error.name !== "AbortError") asked.delete(page), onfail(error);
     }
@@ -44,7 +46,11 @@ export function virtualList({ row, ask, draw, link, label, onfail }) {
     replace(inside, rows);
     node.setAttribute("aria-activedescendant", `line-${active}`);
   };
+  const open = () => {
+    if (opening && item(active)) (opening = false), (location.hash = link(item(active)));
+  };
   const move = (to) => {
+    opening = false;
     active = Math.max(0, Math.min(total - 1, to));
     const top = active * row;
     if (top < node.scrollTop) node.scrollTop = top;
@@ -57,7 +63,7 @@ export function virtualList({ row, ask, draw, link, label, onfail }) {
     const way = { ArrowDown: 1, j: 1, ArrowUp: -1, k: -1, PageDown: seen, PageUp: -seen, Home: -total, End: total }[event.key];
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     if (way) event.preventDefault(), move(active + way);
-    else if (event.key === "Enter" && item(active)) event.preventDefault(), (location.hash = link(item(active)));
+    else if (event.key === "Enter") event.preventDefault(), (opening = true), open();
   });
   const observer = new ResizeObserver(() => total && paint());
   observer.observe(node);
@@ -67,6 +73,7 @@ export function virtualList({ row, ask, draw, link, label, onfail }) {
     async again() {
       [pages, asked, active] = [new Map(), new Set(), 0];
       turn += 1;
+      opening = false;
       node.scrollTop = 0;
       await fetchPage(0);
       paint();
