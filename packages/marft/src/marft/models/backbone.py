@@ -20,6 +20,7 @@ from marft.common.errors import UserError
 from marft.common.seeds import derive_seed
 from marft.config.settings import did_you_mean
 from marft.models.attention import AttentionPlan, PackedPlan, current_plan, use_plan
+from marft.models.cpu_products import PackedWeights
 from marft.models.devices import is_on_cpu
 from marft.models.experts import (
     ExpertAdapters,
@@ -43,7 +44,7 @@ from marft.models.tree_attention import TreePlan
 if TYPE_CHECKING:
     from marft.models.sharding import Shards
 
-MIN_SAVED_SHARE = 1 / 3  # minimum share of saved tokens for a prefix tree to pay off
+MIN_SAVED_SHARE = 1 / 5  # minimum share of saved tokens for a prefix tree to pay off
 # cost of a tree node, as the number of layer weights that can be multiplied with a token in the same time
 NODE_COST = 5e6
 DROPOUT_NAMES = re.compile(r"\w*(drop(out)?|pdrop|jitter_noise)(_prob|_rate|_p)?")
@@ -95,6 +96,7 @@ class Backbone:
                 "use another model"
             )
         self.head: nn.Linear = head
+        self.packed_weights = PackedWeights()
         if self.is_half:
             use_fp32_residual(self.decoder, lambda: self.fp32_residual)
         self.logit_transform = LogitTransform.from_config(model.config.get_text_config())
@@ -225,7 +227,7 @@ class Backbone:
 
     def compute_logits(self, hidden: Tensor, temperatures: Tensor | None) -> Tensor:
         """Return the logits divided by temperature, [n, V], in float32 or better, for hidden states [n, D]."""
-        return next_logits(hidden, self.output_head, temperatures)
+        return next_logits(hidden, self.output_head, temperatures, self.packed_weights)
 
     def _run_decoder(self, ids: Tensor, positions: Tensor, plan: AttentionPlan) -> Tensor:
         if self.fused:

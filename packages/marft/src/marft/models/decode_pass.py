@@ -18,12 +18,13 @@ from transformers.activations import SiLUActivation
 
 from marft.models.attention import AttentionPlan, AttentionSpec
 from marft.models.backbone import Backbone
+from marft.models.cpu_products import PackedWeights, multiply_columns, uses_onednn
 from marft.models.devices import EXACT_DTYPES, is_on_cpu
 from marft.models.fused_decoder import rotary_factors, rotate_pairs
-from marft.models.linear_layers import FrozenLinear
 from marft.models.lora import Adapter, MultiLoraLinear, scale_mask
 
-Columns = Callable[[Tensor], Tensor]  # a linear layer with its adapters on rows stored as columns: [in, n] → [out, n]
+# linear layers with their adapters on rows stored as columns: [in, n] → [out, n] of each layer
+Columns = Callable[[Tensor], list[Tensor]]
 Norm = Callable[[Tensor], Tensor]
 
 
@@ -38,7 +39,7 @@ def find_decode_pass(backbone: Backbone, policies: Sequence[str | None]) -> Deco
     if any(parameter.dtype != weight.dtype for parameter in decoder.parameters()):
         return None  # weights of a half-precision base stay in half precision
     adapters = _Adapters(policies)
-    layers = [_find_layer(layer, adapters) for layer in decoder.layers]
+    layers = [_find_layer(layer, adapters, backbone.packed_weights) for layer in decoder.layers]
     found = [layer for layer in layers if layer is not None]
     return DecodePass(decoder, found, _find_norm(decoder.norm)) if len(found) == len(layers) else None
 
@@ -48,12 +49,11 @@ class _Layer:
     """Functions of a decoder layer, and the settings of its attention."""
 
     input_norm: Norm
-    qkv: tuple[Columns, Columns, Columns]
+    qkv: Columns
     qk_norms: tuple[Norm, Norm] | None  # Qwen3's query and key norms
     out: Columns
     mlp_norm: Norm
-    gate: Columns
-    up: Columns
+    gate_up: Columns
     down: Columns
     number: int  # index in the KV cache
     head: int  # width of a head
@@ -62,14 +62,14 @@ class _Layer:
     def forward(self, x_nD: Tensor, cos: Tensor, signed_sin: Tensor, plan: AttentionPlan) -> Tensor:
         """Apply the layer to the residual stream, [n, D] → [n, D]."""
         rows, columns = len(x_nD), self.input_norm(x_nD).t()
-        q, k, v = [project(columns).t().reshape(rows, -1, self.head) for project in self.qkv]
+        q, k, v = [part.t().reshape(rows, -1, self.head) for part in self.qkv(columns)]
         if self.qk_norms is not None:
             q, k = self.qk_norms[0](q), self.qk_norms[1](k)
         q, k = rotate_pairs(q, k, cos, signed_sin)
         attended = plan.attend(self.number, q, k, v, self.spec)
-        x_nD = x_nD + self.out(attended.reshape(rows, -1).t()).t()
-        columns = self.mlp_norm(x_nD).t()
-        return x_nD + self.down(silu(self.gate(columns)).mul_(self.up(columns))).t()
+        x_nD = x_nD + self.out(attended.reshape(rows, -1).t())[0].t()
+        gate, up = self.gate_up(self.mlp_norm(x_nD).t())
+        return x_nD + self.down(silu(gate).mul_(up))[0].t()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,21 +112,25 @@ class _Adapters:
         return None, (a, b, self._masks[key])
 
 
-def _find_layer(layer: Any, adapters: _Adapters) -> _Layer | None:
+def _find_layer(layer: Any, adapters: _Adapters, packed: PackedWeights) -> _Layer | None:
     attention, mlp = layer.self_attn, layer.mlp
-    modules = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
-    modules += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-    projections = [_find_columns(module, adapters) for module in modules]
-    q, k, v, out, gate, up, down = projections
-    if None in projections or not isinstance(mlp.act_fn, SiLUActivation | nn.SiLU):
+    groups = (
+        (attention.q_proj, attention.k_proj, attention.v_proj),
+        (attention.o_proj,),
+        (mlp.gate_proj, mlp.up_proj),
+        (mlp.down_proj,),
+    )
+    found = [_find_columns(modules, adapters, packed) for modules in groups]
+    qkv, out, gate_up, down = found
+    if None in found or not isinstance(mlp.act_fn, SiLUActivation | nn.SiLU):
         return None
     norms = None
     if hasattr(attention, "q_norm"):
         norms = _find_norm(attention.q_norm), _find_norm(attention.k_norm)
     window = getattr(attention, "sliding_window", getattr(attention.config, "sliding_window", None))
     return _Layer(
-        _find_norm(layer.input_layernorm), (q, k, v), norms, out, _find_norm(layer.post_attention_layernorm),  # type: ignore[arg-type]
-        gate, up, down, attention.layer_idx, attention.head_dim, AttentionSpec(attention.scaling, window),  # type: ignore[arg-type]
+        _find_norm(layer.input_layernorm), qkv, norms, out, _find_norm(layer.post_attention_layernorm),  # type: ignore[arg-type]
+        gate_up, down, attention.layer_idx, attention.head_dim, AttentionSpec(attention.scaling, window),  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -135,25 +139,58 @@ def _find_norm(norm: Any) -> Norm:
     return lambda x: rms_norm(x, shape, weight, epsilon)
 
 
-def _find_columns(module: nn.Module, adapters: _Adapters) -> Columns | None:
-    """Return a linear layer with its adapters as a function; None if the layer is trained or not a plain one."""
-    base = module.base if isinstance(module, MultiLoraLinear) else module
-    if type(base) is not nn.Linear or base.weight.requires_grad:
+def _find_columns(modules: Sequence[nn.Module], adapters: _Adapters, packed: PackedWeights) -> Columns | None:
+    """Return linear layers on the same rows, with their adapters, as one function.
+
+    Returns None if a layer is trained or not a plain one.
+    """
+    bases = [module.base if isinstance(module, MultiLoraLinear) else module for module in modules]
+    linears = [base for base in bases if type(base) is nn.Linear and not base.weight.requires_grad]
+    if len(linears) < len(bases):
         return None
-    adapter, stack = adapters.of_layer(module) if isinstance(module, MultiLoraLinear) else (None, None)
-    frozen = _frozen_columns(base)
+    frozen = _frozen_columns(linears, packed)
+    found = [_find_addition(module, adapters) if isinstance(module, MultiLoraLinear) else None for module in modules]
+    additions = [(number, add) for number, add in enumerate(found) if add is not None]
+
+    def apply(x: Tensor) -> list[Tensor]:
+        outputs = frozen(x)
+        for number, add in additions:
+            add(x, outputs[number])
+        return outputs
+
+    return apply if additions else frozen
+
+
+def _find_addition(module: MultiLoraLinear, adapters: _Adapters) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """Return the function that adds a layer's adapters, given its input, to its output; None without adapters."""
+    adapter, stack = adapters.of_layer(module)
     if stack is not None:
         a, b, mask = stack
-        return lambda x: frozen(x).addmm_(b, torch.mm(a, x).mul_(mask))
+        return lambda x, out: out.addmm_(b, torch.mm(a, x).mul_(mask))
     if adapter is not None:
         a, b, scale = adapter.a, adapter.b, adapter.scale
-        return lambda x: frozen(x).addmm_(b, torch.mm(a, x), alpha=scale)
-    return frozen
+        return lambda x, out: out.addmm_(b, torch.mm(a, x), alpha=scale)
+    return None
 
 
-def _frozen_columns(base: nn.Linear) -> Columns:
-    weight, bias = base.weight, FrozenLinear(base.weight, base.bias).bias
-    if bias is None:
+def _frozen_columns(bases: Sequence[nn.Linear], packed: PackedWeights) -> Columns:
+    """Return frozen layers as one function: one product where their weights can be packed together."""
+    weights = [base.weight for base in bases]
+    biases = [bias for base in bases if (bias := _bias(base)) is not None]
+    weight = packed.pack(weights) if len(biases) in (0, len(bases)) else None
+    if weight is None:
+        each = [_stored_columns(base) for base in bases]
+        return lambda x: [product(x) for product in each]
+    sizes, bias = [len(stored) for stored in weights], torch.cat(biases) if biases else None
+    return lambda x: list(multiply_columns(weight, x, bias).split(sizes))
+
+
+def _bias(base: nn.Linear) -> Tensor | None:
+    return base.bias
+
+
+def _stored_columns(base: nn.Linear) -> Callable[[Tensor], Tensor]:
+    weight, bias = base.weight, _bias(base)
+    if bias is None and not uses_onednn(weight):
         return lambda x: torch.mm(weight, x)
-    column = bias[:, None]
-    return lambda x: torch.addmm(column, weight, x)
+    return lambda x: multiply_columns(weight, x, bias)

@@ -27,6 +27,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear, silu
 from transformers.activations import SiLUActivation
 
+from marft.models.cpu_products import add_product, multiply_columns, multiply_rows
 from marft.models.devices import EXACT_DTYPES, AutogradContext, is_on_cpu
 from marft.models.half_precision import compute_dtype, uses_half_products
 from marft.models.lora import Adapter, MultiLoraLinear, Routing
@@ -123,11 +124,9 @@ def _apply_columns(
 
 def _column_matmul(x_Dn: Tensor, layer: FrozenLinear) -> Tensor:
     weight = layer.stored_weight if x_Dn.dtype == layer.source.dtype else layer.weight
-    if layer.bias is None:
-        return weight @ x_Dn
-    if weight.dtype != layer.bias.dtype:
+    if layer.bias is not None and weight.dtype != layer.bias.dtype:
         return (weight @ x_Dn) + layer.bias[:, None]
-    return torch.addmm(layer.bias[:, None], weight, x_Dn)
+    return multiply_columns(weight, x_Dn, layer.bias)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -208,7 +207,7 @@ class _LoraLinears(torch.autograd.Function):
         spans: Sequence[PolicySpan],
         *parameters: Tensor,
     ) -> tuple[Tensor, ...]:
-        outputs = tuple(linear(x, layer.weight, layer.bias) for layer in layers)
+        outputs = tuple(multiply_rows(x, layer.weight, layer.bias) for layer in layers)
         low_rank = [add_lora(x[span.rows], [out[span.rows] for out in outputs], span.adapters) for span in spans]
         ctx.layers, ctx.stretches, ctx.lows = layers, spans, low_rank
         ctx.save_for_backward(x, *parameters)  # raises an error if they change before the backward pass
@@ -220,9 +219,9 @@ class _LoraLinears(torch.autograd.Function):
         x, *_ = ctx.saved_tensors
         dx = None
         if ctx.needs_input_grad[0]:
-            dx = grads[0] @ ctx.layers[0].weight
+            dx = multiply_rows(grads[0], ctx.layers[0].weight.t())
             for grad, layer in zip(grads[1:], ctx.layers[1:], strict=True):
-                dx.addmm_(grad, layer.weight)
+                dx = add_product(dx, grad, layer.weight.t())
         parameter_grads: list[Tensor] = []
         for span, low_rank in zip(ctx.stretches, ctx.lows, strict=True):
             rows = span.rows
@@ -242,58 +241,48 @@ class _GatedMlp(torch.autograd.Function):
         keep: bool,
         *parameters: Tensor,
     ) -> Tensor:
-        out, width, plain = torch.empty_like(x), layers[0].width, [layer.dequantized() for layer in layers]
-        gate, up = (x.new_empty(len(x) if keep else 0, width) for _ in range(2))
+        plain = [layer.dequantized() for layer in layers]
+        outputs, gates, ups = [], [], []
         block_low_rank: list[list[list[Tensor | None]]] = []
         for span in spans:
             for rows in span.iter_blocks():
-                g, u = _apply_gate_and_up(x[rows], plain, [gate[rows], up[rows]] if keep else None)
+                g, u = (multiply_rows(x[rows], layer.weight, layer.bias) for layer in plain[:2])
                 first = add_lora(x[rows], [g, u], span.adapters[:2])
                 hidden = silu(g).mul_(u)
-                _linear_out(out[rows], hidden, plain[2])
-                block_low_rank.append([first, add_lora(hidden, [out[rows]], span.adapters[2:])])
+                out = multiply_rows(hidden, plain[2].weight, plain[2].bias)
+                block_low_rank.append([first, add_lora(hidden, [out], span.adapters[2:])])
+                outputs.append(out)
+                if keep:
+                    gates.append(g)
+                    ups.append(u)
         if keep:
             ctx.layers, ctx.stretches, ctx.of_blocks = layers, spans, block_low_rank
-            ctx.save_for_backward(x, gate, up, *parameters)
-        return out
+            ctx.save_for_backward(x, *gates, *ups, *parameters)
+        return _join(outputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, gate, up, *_ = ctx.saved_tensors
-        dx = torch.empty_like(x) if ctx.needs_input_grad[0] else None
-        blocks, layers = iter(ctx.of_blocks), [layer.dequantized() for layer in ctx.layers]
+        (x, *saved), count = ctx.saved_tensors, len(ctx.of_blocks)
+        blocks = zip(ctx.of_blocks, saved[:count], saved[count : 2 * count], strict=True)
+        layers = [layer.dequantized() for layer in ctx.layers]
+        input_grads: list[Tensor] = []
         parameter_grads: list[Tensor] = []
         for span in ctx.stretches:
             total: list[Tensor] = []
             for rows in span.iter_blocks():
-                part = _gated_mlp_gradients(
-                    (x[rows], gate[rows], up[rows]),
-                    grad[rows],
-                    layers,
-                    span.adapters,
-                    next(blocks),
-                    None if dx is None else dx[rows],
-                )
+                low_rank, g, u = next(blocks)
+                needs_dx = ctx.needs_input_grad[0]
+                dx, part = _gated_mlp_gradients((x[rows], g, u), grad[rows], layers, span.adapters, low_rank, needs_dx)
                 total = [a.add_(b) for a, b in zip(total, part, strict=True)] if total else part
+                if dx is not None:
+                    input_grads.append(dx)
             parameter_grads += total
-        return dx, None, None, None, *parameter_grads
+        return _join(input_grads) if input_grads else None, None, None, None, *parameter_grads
 
 
-def _apply_gate_and_up(x: Tensor, layers: Sequence[FrozenLinear], buffers: list[Tensor] | None) -> list[Tensor]:
-    if buffers is None:
-        return [linear(x, layer.weight, layer.bias) for layer in layers[:2]]
-    for out, layer in zip(buffers, layers, strict=False):
-        _linear_out(out, x, layer)
-    return buffers
-
-
-def _linear_out(out: Tensor, x: Tensor, layer: FrozenLinear) -> None:
-    """Apply ``linear`` with its result in an existing tensor."""
-    if layer.bias is None:
-        torch.mm(x, layer.weight.t(), out=out)
-    else:
-        torch.addmm(layer.bias, x, layer.weight.t(), out=out)
+def _join(blocks: Sequence[Tensor]) -> Tensor:
+    return blocks[0] if len(blocks) == 1 else torch.cat(list(blocks))
 
 
 def _gated_mlp_gradients(
@@ -302,21 +291,19 @@ def _gated_mlp_gradients(
     layers: Sequence[FrozenLinear],
     adapters: Sequence[Adapter | None],
     low_rank: list[list[Tensor | None]],
-    dx: Tensor | None,
-) -> list[Tensor]:
-    """Return the gradients for a block's parameters, in their order; writes ``dx``."""
+    needs_dx: bool,
+) -> tuple[Tensor | None, list[Tensor]]:
+    """Return a block's input gradient, if needed, and the gradients for its parameters, in their order."""
     x, g, u = saved
-    weights = [layer.weight for layer in layers]
+    weights = [layer.weight.t() for layer in layers]
     activated = silu(g)
     hidden = activated * u if adapters[2] else activated
-    d_hidden = grad @ weights[2]
+    d_hidden = multiply_rows(grad, weights[2])
     down_grads = lora_gradients(hidden, [grad], adapters[2:], low_rank[1], d_hidden)
     du = activated.mul_(d_hidden) if hidden is not activated else activated * d_hidden
     dg = torch.ops.aten.silu_backward(d_hidden.mul_(u), g)
-    if dx is not None:
-        torch.mm(dg, weights[0], out=dx)
-        dx.addmm_(du, weights[1])
-    return lora_gradients(x, [dg, du], adapters[:2], low_rank[0], dx) + down_grads
+    dx = add_product(multiply_rows(dg, weights[0]), du, weights[1]) if needs_dx else None
+    return dx, lora_gradients(x, [dg, du], adapters[:2], low_rank[0], dx) + down_grads
 
 
 def add_lora(x_nD: Tensor, outputs: Sequence[Tensor], adapters: Sequence[Adapter | None]) -> list[Tensor | None]:

@@ -28,7 +28,7 @@ from marft.trainer.ranks.interface import Ranks
 
 logger = get_logger(__name__)
 ESS = ("ess/weights", "ess/squares", "ess/units")  # sums of w, w², 1
-KL_TOKENS = 1024  # minimum decisions per agent for the KL of an update
+KL_TOKENS = 256  # minimum decisions per agent for the KL of an update
 KL_ACTIONS = 4  # minimum actions per agent for the same measurement
 BASE_KL_ACTIONS = 4  # actions per agent for the KL to the untuned base
 CreditCallback = Callable[[list[ActionCredit]], None]  # callback for the credit of each action in a step
