@@ -7,7 +7,8 @@
 The first call installs TRL into its own environment (``--trl``). Each measurement runs in its own process, and the two
 sides alternate. Finished measurements stay in ``--output`` and are not repeated. All completions have the same length,
 because no token ends them. Both sides use torch's default for waiting threads (``GOMP_SPINCOUNT=300000``), which suits
-an otherwise idle machine. Writes results/against_trl.json and .md.
+an otherwise idle machine. TRL does not measure what ``guards.probes`` measures. MARFT therefore runs once without these
+measurements, and once with them. Writes results/against_trl.json and .md.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ from versus.setting import Setting
 
 HERE = Path(__file__).parent
 TRL = ("trl==1.16.0", "torch==2.13.0", "transformers==5.23.0", "peft==0.21.2", "accelerate==1.15.0")
-SIDES = {"marft": "MARFT", "trl": "TRL 1.16"}
+SIDES = {"marft": "MARFT", "marft_probes": "MARFT with probes", "trl": "TRL 1.16"}
+CURVES = ("marft", "trl")  # sides of the curves
+PROBES = 4  # the default of guards.probes
 VOCABULARY = 4096  # tokens of the small random model
 PHASES = ("generating", "learning")
 
@@ -62,7 +65,6 @@ def main() -> None:
     settings = [setting_of(name, arguments) for name in arguments.models.split(",")]
     left = arguments.at_most
     for setting in settings:
-        setting.write(arguments.output / f"{setting.name}.json")
         for repeat in range(arguments.repeats):
             for side in SIDES:
                 path = arguments.output / f"{setting.name}-{side}-{repeat}.json"
@@ -78,13 +80,13 @@ def main() -> None:
 def learn(arguments: argparse.Namespace, python: Path) -> None:
     """Train both sides on sums, with the same prompts in the same order. Finished sides are not trained again."""
     setting = replace(setting_of("smollm2", arguments), name="sums", tasks=16, samples=4, tokens=24, ends=True)
-    setting.write(arguments.output / "sums.json")
-    for side in SIDES:
+    for side in CURVES:
         path = arguments.output / f"sums-{side}-0.json"
         if not path.is_file():
             row = measured(side, setting, arguments.output, python, arguments.curves, warm_up=0)
             path.write_text(json.dumps({**row, "setting": asdict(setting)}) + "\n")
-    curves = {side: rows[0]["steps"] for side, rows in rows_of(setting, arguments.output).items()}
+    found = rows_of(setting, arguments.output)
+    curves = {side: found[side][0]["steps"] for side in CURVES}
     whole = {"machine": machine.describe(), "trl": TRL, "setting": asdict(setting) | {"model": "smollm2"}}
     arguments.results.mkdir(parents=True, exist_ok=True)
     path = arguments.results / "against_trl_curves.json"
@@ -136,8 +138,9 @@ def trl_python(folder: Path) -> Path:
 
 def measured(side: str, setting: Setting, output: Path, python: Path, steps: int, warm_up: int = 2) -> dict[str, Any]:
     """Measure one side in its own process, and return its figures."""
-    described = output / f"{setting.name}.json"
-    if side == "marft":
+    described = output / f"{setting.name}-{side}.setting"
+    replace(setting, probes=PROBES if side == "marft_probes" else 0).write(described)
+    if side in ("marft", "marft_probes"):
         command: list[Any] = [sys.executable, "-m", "versus.marft_steps", described.absolute(), str(steps)]
     else:
         prompts = (output / f"{setting.name}-prompts.json").absolute()
@@ -149,7 +152,7 @@ def measured(side: str, setting: Setting, output: Path, python: Path, steps: int
     if done.returncode:
         raise SystemExit(done.stderr)
     row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    if side == "marft":
+    if "prompts" in row:
         (output / f"{setting.name}-prompts.json").write_text(json.dumps(row.pop("prompts")))
     return row
 
@@ -180,7 +183,7 @@ def summary(setting: Setting, rows: Mapping[str, Sequence[Mapping[str, Any]]]) -
             **{phase: float(np.median([step[phase] for step in steps])) for phase in PHASES},
             "peak_memory_mb": max(row["peak_memory_mb"] for row in mine),
         }
-    ratio = sides["trl"]["seconds"] / sides["marft"]["seconds"] if len(sides) == len(SIDES) else None
+    ratio = sides["trl"]["seconds"] / sides["marft"]["seconds"] if {"trl", "marft"} <= sides.keys() else None
     return {"setting": asdict(setting) | {"model": setting.name}, "sides": sides, "ratio": ratio}
 
 

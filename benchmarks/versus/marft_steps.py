@@ -64,6 +64,7 @@ def recipe(setting: Setting) -> RunSettings:
                 }
             ],
             "environment": {"name": "versus.marft_steps:Coins", "setting": asdict(setting)},
+            "guards": {"probes": setting.probes},
             "rollout": {"tasks_per_step": setting.tasks, "samples_per_task": setting.samples},
             "algorithm": {
                 "name": "grpo",

@@ -26,6 +26,7 @@ class Setting:
     threads: int = 2
     dtype: str = "float32"  # dtype of MARFT's frozen weights
     words: bool = False  # True: the tokenizer only separates words
+    probes: int = 0  # actions that MARFT scores again in each step to measure what TRL does not measure
     ends: bool = False  # True: the model ends completions, and the reward is 1 for the right sum
 
     @property

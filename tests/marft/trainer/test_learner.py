@@ -439,15 +439,15 @@ class TestALearningStep:
         kl = "{ coefficient = 0.5, apply_to = 'reward', estimator = 'k1' }"
         mine = begun(of(tmp_path, "marft", "--algorithm.kl", kl, "--seed", "5"))
         mine.schedule = ActorAlone()
-        told: list[tuple[int, int]] = []
+        told: list[tuple[int, int, int]] = []
 
-        def drawn(samples: Sequence[Sample], seed: int, step: int) -> Sequence[Sample]:
-            told.append((seed, step))
+        def drawn(samples: Sequence[Sample], count: int, seed: int, step: int) -> Sequence[Sample]:
+            told.append((count, seed, step))
             return samples[:2]
 
         monkeypatch.setattr(learner_module, "sample_per_agent", drawn)
         metrics = mine.learn(episodes(3), Progress(2, 0))
-        assert told == [(5, 2)]
+        assert told == [(4, 5, 2)]
         assert [name for name in metrics if name.endswith("/kl")] == ["agents/actor/kl"]
 
     def test_measuring_its_kl_changes_nothing_that_is_learned(

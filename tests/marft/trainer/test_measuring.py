@@ -15,7 +15,6 @@ import torch
 from marft.common.types import Sample
 from marft.models.devices import DeferredReads
 from marft.trainer.learner_metrics import (
-    BASE_KL_ACTIONS,
     MetricAccumulator,
     MicroBatchMetrics,
     advantage_metrics,
@@ -216,7 +215,7 @@ class TestAdvantages:
 def test_of_each_agent_the_first_few_are_taken() -> None:
     samples = [sample(agent, float(n)) for n, agent in enumerate("abaaba")]
     assert [float(s.advantages[0]) for s in select_first_per_agent(samples, 2)] == [0.0, 1.0, 2.0, 4.0]
-    assert BASE_KL_ACTIONS == 4
+    assert select_first_per_agent(samples, 0) == []
 
 
 class TestWhatTheKLOfAnUpdateIsMeasuredOn:
@@ -228,26 +227,27 @@ class TestWhatTheKLOfAnUpdateIsMeasuredOn:
             for n, size in enumerate(mine)
         ]
 
-    def test_whole_actions_of_each_agent_are_drawn_until_they_hold_1024_tokens(self) -> None:
-        batch = self.batch({"planner": [100] * 40, "coder": [7] * 20})
-        chosen = sample_per_agent(batch, 0, 3)
-        assert Counter(s.action.agent for s in chosen) == {"planner": 11, "coder": 20}
-        assert [s.action.key for s in chosen] == [s.action.key for s in sample_per_agent(batch, 0, 3)]
-        assert {s.action.key for s in chosen} != {s.action.key for s in sample_per_agent(batch, 0, 4)}
-        assert {s.action.key for s in chosen} != {s.action.key for s in sample_per_agent(batch, 1, 3)}
+    def test_whole_actions_of_each_agent_are_drawn_until_they_hold_256_tokens(self) -> None:
+        batch = self.batch({"planner": [30] * 40, "coder": [7] * 20})
+        chosen = sample_per_agent(batch, 4, 0, 3)
+        assert Counter(s.action.agent for s in chosen) == {"planner": 9, "coder": 20}
+        assert [s.action.key for s in chosen] == [s.action.key for s in sample_per_agent(batch, 4, 0, 3)]
+        assert {s.action.key for s in chosen} != {s.action.key for s in sample_per_agent(batch, 4, 0, 4)}
+        assert {s.action.key for s in chosen} != {s.action.key for s in sample_per_agent(batch, 4, 1, 3)}
 
     def test_of_long_ones_there_are_four(self) -> None:
-        assert len(sample_per_agent(self.batch({"planner": [2000] * 9}), 0, 0)) == 4
-        assert sample_per_agent([], 0, 0) == []
+        assert len(sample_per_agent(self.batch({"planner": [2000] * 9}), 4, 0, 0)) == 4
+        assert sample_per_agent([], 4, 0, 0) == []
+        assert sample_per_agent(self.batch({"planner": [2000] * 9}), 0, 0, 0) == []
 
-    def test_of_several_actions_as_many_are_taken_as_reach_1024_tokens_and_none_beyond(self) -> None:
-        assert len(sample_per_agent(self.batch({"planner": [256] * 9}), 0, 0)) == 4
-        assert len(sample_per_agent(self.batch({"planner": [93] * 20}), 0, 0)) == 12, "eleven have 1023"
+    def test_of_several_actions_as_many_are_taken_as_reach_256_tokens_and_none_beyond(self) -> None:
+        assert len(sample_per_agent(self.batch({"planner": [64] * 9}), 4, 0, 0)) == 4
+        assert len(sample_per_agent(self.batch({"planner": [51] * 20}), 4, 0, 0)) == 6, "five have 255"
 
     def test_the_draw_is_the_same_in_every_version_and_another_for_each_agent(self) -> None:
         """Agents come in the order of their names."""
         batch = self.batch(dict.fromkeys("hgfedcba", [500] * 6))
-        chosen = sample_per_agent(batch, 3, 2)
+        chosen = sample_per_agent(batch, 4, 3, 2)
         drawn = {agent: [s.action.key.sample for s in chosen if s.action.agent == agent] for agent in "abcdefgh"}
         assert [s.action.agent for s in chosen] == sorted(s.action.agent for s in chosen)
         assert drawn["a"] == [0, 3, 1, 2]

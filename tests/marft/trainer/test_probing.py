@@ -159,6 +159,7 @@ def test_measuring_changes_nothing_that_is_learned(tmp_path: Path) -> None:
         batch = [played(models, 11, "a", "13"), replace(played(models, 40, "b", "42"), transitions=())]
         batch[1] = replace(batch[1], transitions=(Transition(Observation("o"), 0.0),))
         metrics = learner.learn(batch, Progress(0, 0))
-        assert (INPUTS in metrics) == (probes == "4")
+        for name in (INPUTS, "kl", "kl_to_base"):
+            assert (name in metrics) == (probes == "4")
         learned.append([p.detach().clone() for o in learner.optimizers.values() for p in o.parameters.values()])
     assert all(torch.equal(a, b) for a, b in zip(*learned, strict=True))

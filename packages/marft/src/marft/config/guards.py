@@ -44,7 +44,11 @@ class GuardSettings(Settings):
     )
     formats: dict[NonEmptyString, Pattern] = Field(default={}, description="regular expression for actions, by role")
     probes: NonNegativeCount = Field(
-        default=4, description="actions of each answering agent to score under other inputs; 0: none"
+        default=4,
+        description=(
+            "actions of each agent that a step scores again to measure the KL of its update (at least 256 tokens), the "
+            "KL to the untuned base, and an answering agent's dependence on its inputs; 0: none of these"
+        ),
     )
     kl: NonNegative = Field(default=0.1, description="collapse: KL of each step per agent, in nats per token")
     reward_drop: NonNegative = Field(

@@ -39,7 +39,6 @@ from marft.trainer.critic import Critic, CriticBody
 from marft.trainer.diagnostics import Diagnostics
 from marft.trainer.learner_backend import PlayAgain, refuse_new_episodes
 from marft.trainer.learner_metrics import (
-    BASE_KL_ACTIONS,
     CreditCallback,
     MetricAccumulator,
     advantage_metrics,
@@ -146,6 +145,7 @@ class Learner:
         self.reference = None
         if run.algorithm.objective.reads_pairs:
             self.reference = ReferencePolicy(self.objective, self.optimizers, models, self.base_packing)
+        self.probes = run.guards.probes
         self.diagnostics = Diagnostics(run, models, self.packing, ranks)
         self.critic = None
         if run.algorithm.critic.kind != "none":
@@ -383,14 +383,14 @@ class Learner:
     ) -> Mapping[ActionKey, Floats]:
         """Return log-probabilities after a phase for some trained actions, packed like before the phase."""
         phase_samples = [s for s in samples if s.action.policy in phase.policies and s.action.key in update.old]
-        return score_actions(update.packing, sample_per_agent(phase_samples, self.seed, step), self.ranks)
+        return score_actions(update.packing, sample_per_agent(phase_samples, self.probes, self.seed, step), self.ranks)
 
     def _measure_base_kl(self, samples: Sequence[Sample], fixed: FixedLogProbs, update: PolicyUpdater) -> None:
         """Measure the KL to the base before the step.
 
         All actions are used if their base scores are known, else a few actions of each agent.
         """
-        chosen = samples if fixed.base else select_first_per_agent(samples, BASE_KL_ACTIONS)
+        chosen = samples if fixed.base else select_first_per_agent(samples, self.probes)
         idle = [sample for sample in chosen if sample.action.key not in update.old]
         assert update.updated_policies.isdisjoint(sample.action.policy for sample in idle), (
             "what has moved was scored before"

@@ -29,8 +29,6 @@ from marft.trainer.ranks.interface import Ranks
 logger = get_logger(__name__)
 ESS = ("ess/weights", "ess/squares", "ess/units")  # sums of w, w², 1
 KL_TOKENS = 256  # minimum decisions per agent for the KL of an update
-KL_ACTIONS = 4  # minimum actions per agent for the same measurement
-BASE_KL_ACTIONS = 4  # actions per agent for the KL to the untuned base
 CreditCallback = Callable[[list[ActionCredit]], None]  # callback for the credit of each action in a step
 PACKING_TOLERANCE = 1e-4  # nats per token, between scores of the same weights
 ENGINE_TOLERANCE = 0.05  # mean nats per token; bfloat16 alone gives about 0.01; NeMo RL's tests fail above this
@@ -236,18 +234,20 @@ def select_first_per_agent(samples: Sequence[Sample], count: int) -> list[Sample
     return chosen
 
 
-def sample_per_agent(samples: Sequence[Sample], seed: int, step: int) -> list[Sample]:
+def sample_per_agent(samples: Sequence[Sample], count: int, seed: int, step: int) -> list[Sample]:
     """Return random samples for every agent, fixed by seed and step.
 
-    Each agent gets samples with at least ``KL_TOKENS`` decisions and at least ``KL_ACTIONS`` actions, or all its
-    samples.
+    Each agent gets at least ``count`` actions with at least ``KL_TOKENS`` decisions, or all its samples; none if
+    ``count`` is 0.
     """
+    if not count:
+        return []
     chosen: list[Sample] = []
     for agent in sorted({sample.action.agent for sample in samples}):
         agent_samples = [sample for sample in samples if sample.action.agent == agent]
         tokens = 0
-        for count, index in enumerate(seeds.generator(seed, "kl", agent, step).permutation(len(agent_samples))):
-            if tokens >= KL_TOKENS and count >= KL_ACTIONS:
+        for taken, index in enumerate(seeds.generator(seed, "kl", agent, step).permutation(len(agent_samples))):
+            if tokens >= KL_TOKENS and taken >= count:
                 break
             chosen.append(agent_samples[index])
             tokens += agent_samples[index].action.num_decisions

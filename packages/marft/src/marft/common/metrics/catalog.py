@@ -301,8 +301,8 @@ CATALOG: dict[str, list[Metric]] = {
         Metric("entropy", "entropy", "entropy of the policy, averaged over sampled tokens", ".3f", "nats",
                TEAM_AND_AGENT, hint="near 0, the policy explores no longer; a surge often precedes a collapse"),
         Metric("kl", "KL", "KL divergence of the whole update, from the policy before the step to the policy after it. "
-               "Estimator: k3, averaged over sampled tokens of random actions, with at least 256 tokens and four "
-               "actions per agent", ".4f", "nats", TEAM_AND_AGENT,
+               "Estimator: k3, averaged over sampled tokens of guards.probes random actions per agent, with at least "
+               "256 tokens", ".4f", "nats", TEAM_AND_AGENT,
                hint="above 0.05, the step is large: lower the learning rate, or use fewer epochs and minibatches"),
         Metric("kl_before_step", "KL before", "KL divergence from the policy at the start of the step: k3, averaged "
                "over the tokens of each minibatch before its optimizer step. The first minibatch gives 0. Limit: "
