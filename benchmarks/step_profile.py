@@ -4,8 +4,8 @@
 
 The step is that of ``against_trl.py``: 32 completions of 64 tokens, LoRA of rank 8 on all linear layers, GRPO with one
 update. torch's profiler measures each operation on the thread that called it, and records the shapes of its operands.
-Name and shapes determine an operation's kind. Python is what a step without the profiler takes beyond them. The floor is
-the time of the frozen products and the head at the float32 rate measured in the same run (``machine.matmul_rate``).
+Name and shapes determine an operation's kind. Python is what a step without the profiler takes beyond them. The floor
+is the time of the frozen products and the head at the float32 rate measured in the same run (``machine.matmul_rate``).
 Writes results/step_profile.json and .md.
 """
 
