@@ -70,6 +70,15 @@ def test_all_but_the_first_minibatch_are_scored_before_the_update() -> None:
     assert two / four == pytest.approx((1 / 2) / (3 / 4))
 
 
+def test_probes_are_scored_after_the_update() -> None:
+    tasks = ("--rollout.tasks_per_step", "64")
+    none, four, eight = (
+        seconds(split(math(*tasks, "--guards.probes", count)), "scores after the update") for count in "048"
+    )
+    assert none == 0
+    assert 2 * four == pytest.approx(eight)
+
+
 def test_gradient_checkpointing_takes_a_forward_more() -> None:
     policy = compute_workload(math(), KnownLengths(prompt=100, action=100, longest=100)).policies[0]
     more = training_operations(SHAPE, policy, True, True) - training_operations(SHAPE, policy, False, True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from marft.common.errors import UserError
 from marft.config.settings import did_you_mean
 from marft.models.model_sizes import ModelSizes, forward_flops, training_flops
-from marft.trainer.learner_metrics import KL_ACTIONS, KL_TOKENS
+from marft.trainer.learner_metrics import KL_TOKENS
 from marft_lab.planning.activations import FLOAT_BYTES
 from marft_lab.planning.memory import (
     MOMENT_BYTES,
@@ -272,9 +272,12 @@ def _learning_launch(context: PlanContext, model: str, reached: Efficiencies) ->
 
 
 def _kl_fraction(context: PlanContext, policy: PolicyWorkload) -> float:
-    """Return the fraction of a policy's actions with a measured KL."""
+    """Return the fraction of a policy's actions with a measured KL: 0 without probes."""
+    probes = context.run.guards.probes
+    if not probes:
+        return 0.0
     agents = sum(agent.policy == policy.name for agent in context.run.agents)
-    return min(1.0, agents * max(KL_ACTIONS, KL_TOKENS / policy.lengths.action) / policy.actions)
+    return min(1.0, agents * max(probes, KL_TOKENS / policy.lengths.action) / policy.actions)
 
 
 def _gather_seconds(
