@@ -68,7 +68,7 @@ def policy_loss(
         seen.weights += weights
         token_weight = counts.token_weight(row, s.resolved_aggregation, constant_length)
         for unit in _units(row, score, s.level, weights):
-            term, clipped = surrogate(s.objective, unit.now, unit.old - row.log_factor, unit.advantage, scale)
+            term, clipped = surrogate(s.objective, unit, row.log_factor, scale)
             share = 1 / counts.actions(row) if s.level == "action" else token_weight
             total = total + share * unit.weight * term
             seen.clipped.append(clipped)
@@ -91,6 +91,7 @@ class Unit:
 
     now: Tensor
     old: float
+    sampler: float  # log μ, by the engine
     advantage: float
     weight: float
 
@@ -98,15 +99,18 @@ class Unit:
 def _units(row: Row, score: Scores, level: str, weights: Sequence[float]) -> list[Unit]:
     if level == "token":
         return [
-            Unit(now, old, a, w)
-            for now, old, a, w in zip(score.log_probs, row.old, row.advantages, weights, strict=True)
+            Unit(now, old, mu, a, w)
+            for now, old, mu, a, w in zip(score.log_probs, row.old, row.engine, row.advantages, weights, strict=True)
         ]
     now = sum(score.log_probs[1:], score.log_probs[0]) / row.z
-    return [Unit(now, sum(row.old) / row.z, row.advantages[0], weights[0])]
+    return [Unit(now, sum(row.old) / row.z, sum(row.engine) / row.z, row.advantages[0], weights[0])]
 
 
-def surrogate(objective: Any, now: Tensor, old: float, advantage: float, scale: float) -> tuple[Tensor, float]:
+def surrogate(objective: Any, unit: Unit, log_factor: float, scale: float) -> tuple[Tensor, float]:
     """The loss of one unit, and whether a clip keeps it from having a gradient."""
+    now, old, advantage = unit.now, unit.old - log_factor, unit.advantage
+    if objective.name in ("dppo", "drpo"):
+        return _by_distance(objective, now, unit.sampler, advantage)
     ratio = exp(now - old)
     r = ratio.item()
     if objective.name in ("reinforce", "dpo"):  # Williams 1992; of a comparison nothing is one action's alone
@@ -120,6 +124,17 @@ def surrogate(objective: Any, now: Tensor, old: float, advantage: float, scale: 
     if objective.dual_clip and advantage < 0 and worth.item() < objective.dual_clip * advantage:  # Ye et al. 2020
         worth, clipped = torch.tensor(objective.dual_clip * advantage, dtype=torch.float64), True
     return -worth, float(clipped)
+
+
+def _by_distance(objective: Any, now: Tensor, sampler: float, advantage: float) -> tuple[Tensor, float]:
+    """Trust regions in probability: DPPO's mask (Qi et al. 2026) with TV, DRPO's penalty (Yao et al. 2026)."""
+    ratio, moved = exp(now - sampler), math.exp(now.item()) - math.exp(sampler)
+    if objective.name == "drpo":
+        penalty = abs(advantage) * math.exp(sampler) * (ratio - 1) ** 2 / (2 * objective.delta)
+        return penalty - ratio * advantage, float(abs(moved) > objective.delta)
+    if abs(moved) > objective.delta and moved * advantage > 0:
+        return 0.0 * now, 1.0
+    return -ratio * advantage, 0.0
 
 
 def kl_term(estimator: str, now: Tensor, base: float, old: float) -> Tensor:

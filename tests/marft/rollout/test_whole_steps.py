@@ -110,6 +110,8 @@ OPTIONS: Mapping[str, tuple[Table, tuple[str, ...]]] = {
     "clip higher": ({"objective": {"name": "ppo", "clip": 0.05, "clip_high": 0.3}}, ("action",)),
     "dual clip": ({"objective": {"name": "ppo", "dual_clip": 1.05}, "optimizer": {"learning_rate": 0.03}}, ("action", "token")),
     "cispo": ({"objective": {"name": "cispo", "clip_high": 0.05}}, ("action", "token")),
+    "dppo": ({"objective": {"name": "dppo", "delta": 0.01}}, ("token",)),
+    "drpo": ({"objective": {"name": "drpo", "delta": 0.1}}, ("token",)),
     "reinforce": ({"objective": {"name": "reinforce"}}, ("action",)),
     "gradients cut short": ({"optimizer": {"max_gradient_norm": 0.01}}, ("action", "turns")),
     "gradients not cut": ({"optimizer": {"max_gradient_norm": 1e3}}, ("action",)),

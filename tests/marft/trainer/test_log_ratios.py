@@ -28,11 +28,11 @@ FAR, NEAR = column(300.0, -300.0), column(0.0, 0.0)
 
 class TestLimits:
     def test_of_ppos_ratio(self) -> None:
-        terms = PPO(clip_high=1e9)(LossInputs(FAR, NEAR, column(-1.0, 1.0))).terms
+        terms = PPO(clip_high=1e9)(LossInputs(FAR, NEAR, column(-1.0, 1.0), NEAR)).terms
         assert terms.tolist() == pytest.approx([LIMIT, -1 / LIMIT], rel=1e-12)
 
     def test_of_cispos_weight(self) -> None:
-        terms = CISPO(clip_high=1e9)(LossInputs(FAR, NEAR, column(1.0, 1.0))).terms
+        terms = CISPO(clip_high=1e9)(LossInputs(FAR, NEAR, column(1.0, 1.0), NEAR)).terms
         assert terms.tolist() == pytest.approx([-300.0 * LIMIT, 300.0 / LIMIT], rel=1e-12)
 
     @pytest.mark.parametrize(
@@ -77,12 +77,17 @@ class TestBounds:
             PPO(dual_clip=dual_clip)
 
     def test_a_dual_clip_just_above_1_leaves_a_gradient(self) -> None:
-        terms = PPO(dual_clip=1.5)(LossInputs(column(1.0, 0.1), NEAR, column(-1.0, -1.0))).terms
+        terms = PPO(dual_clip=1.5)(LossInputs(column(1.0, 0.1), NEAR, column(-1.0, -1.0), NEAR)).terms
         assert terms.tolist() == pytest.approx([1.5, math.exp(0.1)])
 
     def test_where_the_dual_clip_binds_is_counted(self) -> None:
         """An advantage of 0 is bound by nothing."""
-        units = LossInputs(column(2.0, 0.1, 2.0, 0.0), column(0.0, 0.0, 0.0, 0.0), column(-1.0, -1.0, 0.0, 1.0))
+        units = LossInputs(
+            column(2.0, 0.1, 2.0, 0.0),
+            column(0.0, 0.0, 0.0, 0.0),
+            column(-1.0, -1.0, 0.0, 1.0),
+            column(0.0, 0.0, 0.0, 0.0),
+        )
         assert PPO(dual_clip=3.0)(units).metrics["clip_fraction"].tolist() == [1.0, 0.0, 0.0, 0.0]
-        cut = LossInputs(column(2.0, -2.0, 0.5), NEAR.new_zeros(3), column(1.0, -1.0, -1.0))
+        cut = LossInputs(column(2.0, -2.0, 0.5), NEAR.new_zeros(3), column(1.0, -1.0, -1.0), NEAR.new_zeros(3))
         assert PPO(dual_clip=3.0)(cut).metrics["clip_fraction"].tolist() == [1.0, 1.0, 0.0]

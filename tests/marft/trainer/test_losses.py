@@ -25,7 +25,7 @@ UNITS = st.lists(st.tuples(NUMBER, NUMBER, NUMBER), min_size=1, max_size=8)
 
 def inputs(units: list[tuple[float, float, float]]) -> LossInputs:
     log_probs, old, advantages = (torch.tensor(column, dtype=torch.float64) for column in zip(*units, strict=True))
-    return LossInputs(log_probs.requires_grad_(), old, advantages)
+    return LossInputs(log_probs.requires_grad_(), old, advantages, old)
 
 
 @pytest.mark.slow

@@ -124,7 +124,7 @@ class TestObjectives:
     ) -> None:
         log_probs, old, advantages = columns(rows)
         log_probs.requires_grad_()
-        terms = CISPO(clip_high=high)(LossInputs(log_probs, old, advantages)).terms
+        terms = CISPO(clip_high=high)(LossInputs(log_probs, old, advantages, old)).terms
         weights = [min(math.exp(p - o), 1 + high) for p, o, _ in rows]
         expected = [-w * a * p for w, (p, _, a) in zip(weights, rows, strict=True)]
         np.testing.assert_allclose(terms.detach().numpy(), expected, rtol=1e-9, atol=1e-12)
@@ -140,7 +140,7 @@ class TestObjectives:
     ) -> None:
         log_probs, old, advantages = columns(rows)
         log_probs.requires_grad_()
-        terms = Reinforce()(LossInputs(log_probs, old, advantages)).terms
+        terms = Reinforce()(LossInputs(log_probs, old, advantages, old)).terms
         terms.sum().backward()
         assert log_probs.grad is not None
         for (p, _, a), term, slope in zip(rows, terms.tolist(), log_probs.grad.tolist(), strict=True):
@@ -149,13 +149,18 @@ class TestObjectives:
 
     def test_cispos_width_is_not_ppos(self) -> None:
         """With PPO's ε as its clamp, a ratio of 2 would count 1.2."""
-        inputs = LossInputs(torch.tensor([math.log(2.0)]), torch.zeros(1), torch.ones(1))
+        inputs = LossInputs(torch.tensor([math.log(2.0)]), torch.zeros(1), torch.ones(1), torch.zeros(1))
         assert CISPO()(inputs).terms.item() == pytest.approx(-2.0 * math.log(2.0))
         assert CISPO().clip_high > PPO().clip
 
     def test_cispo_counts_the_weights_that_it_cuts(self) -> None:
         ratios = torch.tensor([0.5, 1.0, 2.0, 3.5], dtype=torch.float64)
-        inputs = LossInputs(ratios.log(), torch.zeros(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64))
+        inputs = LossInputs(
+            ratios.log(),
+            torch.zeros(4, dtype=torch.float64),
+            torch.ones(4, dtype=torch.float64),
+            torch.zeros(4, dtype=torch.float64),
+        )
         assert CISPO(clip_high=2.0)(inputs).metrics["clip_fraction"].tolist() == [0.0, 0.0, 0.0, 1.0]
 
     @given(rows=st.lists(st.tuples(NUMBER, NUMBER), min_size=1, max_size=8))
@@ -164,7 +169,7 @@ class TestObjectives:
         for objective in (PPO(), CISPO(), Reinforce()):
             log_probs = torch.tensor([p for p, _ in rows], dtype=torch.float64, requires_grad=True)
             advantages = torch.tensor([a for _, a in rows], dtype=torch.float64)
-            objective(LossInputs(log_probs, log_probs.detach(), advantages)).terms.sum().backward()
+            objective(LossInputs(log_probs, log_probs.detach(), advantages, log_probs.detach())).terms.sum().backward()
             assert log_probs.grad is not None
             gradients.append(log_probs.grad.numpy())
         np.testing.assert_allclose(gradients[1], gradients[0], atol=1e-12)

@@ -185,7 +185,10 @@ def test_workers_with_global_denominators_add_up_to_the_whole(
         for batch in pack.micro_batches(part, counts) if part else []:
             scores = score_batch(batch)
             inputs = LossInputs(
-                batch.unit_log_probs(scores.log_probs), batch.unit_log_probs(batch.engine_log_probs), batch.advantages
+                batch.unit_log_probs(scores.log_probs),
+                batch.unit_log_probs(batch.engine_log_probs),
+                batch.advantages,
+                batch.unit_log_probs(batch.engine_log_probs),
             )
             (PPO()(inputs).terms * batch.unit_weights).sum().backward()
         found = [torch.zeros_like(w) if w.grad is None else w.grad for w in weights]

@@ -218,7 +218,10 @@ class _Estimator:
         ):
             log_probs = batch.engine_log_probs.clone().requires_grad_()
             inputs = LossInputs(
-                batch.unit_log_probs(log_probs), batch.unit_log_probs(log_probs.detach()), batch.advantages
+                batch.unit_log_probs(log_probs),
+                batch.unit_log_probs(log_probs.detach()),
+                batch.advantages,
+                batch.unit_log_probs(log_probs.detach()),
             )
             (self.learner.objective(inputs).terms * batch.unit_weights).sum().backward()
             assert log_probs.grad is not None

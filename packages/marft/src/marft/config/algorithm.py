@@ -353,7 +353,33 @@ def _invalid_combinations(algorithm: AlgorithmSettings) -> Iterable[str]:
             f"schedule {algorithm.schedule.name!r} clips joint ratios, which objective {algorithm.objective.name!r} "
             "does not; use objective 'ppo'"
         )
+    if not credit.reads_costs and algorithm.kl.coefficient and algorithm.kl.apply_to == "reward":
+        yield (
+            f"kl.apply_to = 'reward': credit {credit.name!r} has no place for a cost of single actions; use "
+            "kl.apply_to = 'loss'"
+        )
+    yield from _anchor_problems(algorithm)
     yield from _pair_problems(algorithm)
+
+
+def _anchor_problems(algorithm: AlgorithmSettings) -> Iterable[str]:
+    """Yield invalid combinations for objectives that compare a token's probability with that at its sampling."""
+    objective = algorithm.objective
+    if not objective.anchors_on_sampler:
+        return
+    if algorithm.level == "action":
+        yield f"objective {objective.name!r} compares probabilities of tokens; use level = 'token'"
+    if algorithm.sampler_correction.level != "none":
+        yield (
+            f"sampler_correction weighs tokens by who sampled them, and objective {objective.name!r} takes its ratios "
+            "to that policy already; set sampler_correction.level = 'none'"
+        )
+    if algorithm.schedule.correction:
+        yield (
+            f"schedule {algorithm.schedule.name!r} multiplies ratios by those of other policies, and objective "
+            f"{objective.name!r} has no room for that in its trust region; use schedule 'simultaneous' or "
+            "'agent-by-agent'"
+        )
 
 
 def _pair_problems(algorithm: AlgorithmSettings) -> Iterable[str]:

@@ -287,10 +287,10 @@ class RunSettings(Settings):
 
         An engine with separate weights has numerically different outputs, and reused episodes come from older policies.
         An explicit level in the recipe takes precedence. Pairwise objectives are exempt, because they may compare
-        samples of any policy.
+        samples of any policy, and so are objectives whose ratios are to the sampling policy.
         """
-        correction = self.algorithm.sampler_correction
-        if self.algorithm.objective.reads_pairs:
+        correction, objective = self.algorithm.sampler_correction, self.algorithm.objective
+        if objective.reads_pairs or objective.anchors_on_sampler:
             return self
         if (self.engine.separate_weights or self.rollout.reuse > 1) and "level" not in correction.model_fields_set:
             level = "token" if self.algorithm.level == "token" else "geometric"

@@ -341,7 +341,10 @@ class PolicyUpdater:
             metrics.add_tokens(sampler_weight=correction)
             metrics.add_weights(batch.per_unit(correction))
         units = LossInputs(
-            batch.unit_log_probs(scores.log_probs), batch.unit_log_probs(old) - batch.log_factors, batch.advantages
+            batch.unit_log_probs(scores.log_probs),
+            batch.unit_log_probs(old) - batch.log_factors,
+            batch.advantages,
+            batch.unit_log_probs(batch.engine_log_probs),
         )
         output = objective(units)
         loss = (output.terms * weigh_units(batch, correction)).sum() + extra_losses(settings, batch, scores, old)
@@ -409,9 +412,9 @@ class PolicyUpdater:
         for batch in self.packing.micro_batches(samples, self._count_batch(samples), self.fixed):
             old = batch.collect_tokens(self.old)
             weights = weigh_units(batch, correct_sampler(self.settings.sampler_correction, batch, old))
-            units = batch.unit_log_probs(old)
+            units, sampler = batch.unit_log_probs(old), batch.unit_log_probs(batch.engine_log_probs.double())
             old_losses, current_losses = (
-                objective(LossInputs(u, units - batch.log_factors, batch.advantages.double())).terms
+                objective(LossInputs(u, units - batch.log_factors, batch.advantages.double(), sampler)).terms
                 for u in (units, batch.unit_log_probs(batch.collect_tokens(current)))
             )
             gain += float(((old_losses - current_losses) * weights).sum())

@@ -150,6 +150,7 @@ class Credit(Plugin, ABC, kind="credits", label="a credit", together=("state_dic
     comparison_group: ClassVar[Literal["", "task"]] = ""
     makes_pairs: ClassVar[bool] = False  # produces comparisons for a pairwise objective
     ranks_own_rewards: ClassVar[bool] = False  # depends on the ranking of attempts by agents' own rewards
+    reads_costs: ClassVar[bool] = True  # has a place for the KL cost of actions
     absolute_weights: ClassVar[bool] = False  # advantages are absolute weights and must not be normalized
 
     @abstractmethod

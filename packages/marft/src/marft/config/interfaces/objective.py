@@ -20,12 +20,14 @@ class LossInputs:
     """Objective inputs: a row per unit, an action at action level or a sampled token at token level.
 
     ``log_probs`` are divided by Z (eq. 6), under the current policy. ``old_log_probs`` are under the policy at the
-    start of the step. ``advantages`` are already normalized over the batch.
+    start of the step, ``sampler_log_probs`` under the policy that sampled, by the engine. ``advantages`` are already
+    normalized over the batch.
     """
 
     log_probs: Tensor  # [U], with gradient
     old_log_probs: Tensor  # [U]
     advantages: Tensor  # [U]
+    sampler_log_probs: Tensor  # [U]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,6 +60,7 @@ class Objective(Plugin, ABC, kind="objectives", label="an objective"):
     """Base class for objectives: a pure function from log-probabilities and advantages to losses."""
 
     reads_pairs: ClassVar[bool] = False  # pairwise loss (:mod:`marft.trainer.objectives.pairs`)
+    anchors_on_sampler: ClassVar[bool] = False  # ratios to the policy that sampled, for single tokens
 
     @abstractmethod
     def __call__(self, inputs: LossInputs) -> LossOutput:
