@@ -75,6 +75,15 @@ class TestPacking:
         assert again is not None
         close(multiply_columns(again, x.t()).t(), x.double() @ weight.double().t())
 
+    def test_a_weight_in_the_memory_of_a_deleted_one_has_its_own_copy(self) -> None:
+        packed, x = PackedWeights(), torch.randn(7, 256)
+        for _ in range(5):  # CPython reuses the id of an object that is deleted
+            weight = torch.randn(512, 256)
+            copy = packed.pack([weight])
+            assert copy is not None
+            close(multiply_columns(copy, x.t()).t(), x.double() @ weight.double().t())
+            del weight
+
     def test_trained_and_small_weights_are_not_packed(self) -> None:
         packed = PackedWeights()
         assert packed.pack([torch.randn(512, 256, requires_grad=True)]) is None
@@ -88,6 +97,7 @@ class TestPacking:
         assert packed.pack([first]) is not None
         first.mul_(2.0)
         assert packed.pack([first]) is not None  # anew, in its own place
+        assert packed.nbytes == first.nbytes
         assert packed.pack([second]) is None
 
 

@@ -32,6 +32,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
     "norms of queries and keys": lambda: Qwen3Config(**SIZES, head_dim=8),
     "window": lambda: MistralConfig(**SIZES, sliding_window=6),
 }
+WITHOUT_PASS = {"another activation": lambda: LlamaConfig(**SIZES, hidden_act="gelu")}
 TARGETS = {"one": ("q_proj", "v_proj", "down_proj"), "two": ("q_proj", "o_proj", "gate_proj", "up_proj")}
 
 
@@ -39,7 +40,7 @@ def new_backbone(family: str = "llama", dtype: torch.dtype = torch.float32) -> B
     """Return a random model with two adapters of different ranks on different layers."""
     torch.manual_seed(0)
     register_attention()
-    config = FAMILIES[family]()
+    config = (FAMILIES | WITHOUT_PASS)[family]()
     model = AutoModelForCausalLM.from_config(config, attn_implementation="marft", dtype=dtype).requires_grad_(False)
     for parameter in model.parameters():
         if parameter.dim() == 1:
@@ -98,12 +99,32 @@ def test_a_cache_looks_adapters_up_again_when_rows_change() -> None:
         assert [torch.equal(*rows) for rows in zip(after, before, strict=True)] == [False, True, True]
 
 
-def test_trained_weights_and_half_precision_take_the_general_forward() -> None:
+def test_adapters_of_equal_rank_on_different_layers_keep_their_rows() -> None:
+    backbone = new_backbone()
+    for policy, targets in (("left", ("q_proj", "up_proj")), ("right", ("v_proj", "down_proj"))):
+        backbone.add_adapter(policy, 4, 8.0, targets, seed=1)
+        for adapter in backbone.adapters(policy).values():
+            torch.nn.init.normal_(adapter.b, std=0.3)
+    policies = ["left", "right", None, "left"]
+    with torch.inference_mode():
+        cache, lengths = prefilled(backbone, policies)
+        ids = torch.tensor([5, 6, 7, 8])
+        assert torch.equal(cache.step(ids, lengths, policies), general_forward(backbone, cache, ids, lengths, policies))
+
+
+def test_trained_weights_half_precision_and_other_activations_take_the_general_forward() -> None:
     backbone = new_backbone()
     assert find_decode_pass(backbone, ["one"]) is not None
     backbone.decoder.layers[1].mlp.up_proj.base.weight.requires_grad_()
     assert find_decode_pass(backbone, ["one"]) is None
-    assert find_decode_pass(new_backbone(dtype=torch.bfloat16), ["one"]) is None
+    half = new_backbone(dtype=torch.bfloat16)
+    assert find_decode_pass(half, ["one"]) is None
+    for policy in TARGETS:  # whose weights are float32
+        half.remove_adapter(policy)
+    assert find_decode_pass(half, [None]) is None
+    other = new_backbone("another activation")
+    assert other.fused
+    assert find_decode_pass(other, ["one"]) is None
     slower = new_backbone()
     slower.use_slower_forward()
     assert find_decode_pass(slower, ["one"]) is None

@@ -12,6 +12,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from pydantic import ValidationError
 from safetensors.torch import load_file
+from tools.model_families import build_small_backbone
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -20,7 +21,9 @@ from marft.config.models import LoraSettings, ModelSettings
 from marft.models.adapter_files import attach_adapter, read_lora_settings, save_adapter
 from marft.models.backbone import Backbone
 from marft.models.decode_cache import new_decode_cache
+from marft.models.experts import MultiLoraExperts
 from marft.models.loader import load_backbone
+from marft.models.lora import Adapter
 from marft.models.packed_rows import PackedRows, PrefixTree
 from tests.families import EXPERTS, FAMILY, random_model
 from tests.nights import some
@@ -130,6 +133,40 @@ def test_policies_in_one_forward_and_in_decoding_equal_each_alone(name: str, fol
     torch.testing.assert_close(decoded, expected[ends].detach(), rtol=0, atol=2e-5)
 
 
+def adapter_of(experts: MultiLoraExperts, weight: str) -> Adapter:
+    adapter = experts.adapters_of(weight).get_adapter("one")
+    assert adapter is not None
+    return adapter
+
+
+@pytest.mark.parametrize("has_norm", [False, True])
+@pytest.mark.parametrize(("name", "first"), [("Nemotron 3", "up_proj"), ("Qwen 3 with experts", "gate_up_proj")])
+def test_experts_without_gate_and_with_a_norm_equal_those_with_merged_weights(
+    name: str, first: str, has_norm: bool
+) -> None:
+    backbone, weights = build_small_backbone(FAMILY[name]), (first, "down_proj")
+    backbone.add_adapter("one", 4, 8.0, (), 0, [f"experts.{weight}" for weight in weights])
+    experts = next(iter(backbone.experts.values()))
+    base, size = experts.base, experts.adapters_of(first).shape.in_features
+    torch.manual_seed(2)
+    if has_norm:
+        base.has_post_expert_norm, base.post_expert_norm = True, torch.nn.RMSNorm(size)
+    for weight in weights:
+        torch.nn.init.normal_(adapter_of(experts, weight).b, std=0.3)
+    x, chosen = torch.randn(9, size), torch.stack([torch.randperm(base.num_experts)[:2] for _ in range(9)])
+    results = []
+    with torch.no_grad():
+        for policy in ("one", None):
+            with backbone.routing.by_span([(policy, 0, 9)], 9):
+                results.append(experts(x, chosen, torch.rand(9, 2, generator=torch.Generator().manual_seed(1))))
+            for weight in weights:  # between both results
+                adapter = adapter_of(experts, weight)
+                b_EOR = adapter.b.view(-1, adapter.rank, base.num_experts).permute(2, 0, 1)
+                merged = adapter.scale * b_EOR @ adapter.a.view(base.num_experts, adapter.rank, -1)
+                getattr(base, weight).add_(merged)
+    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", each("Qwen 3 with experts"))
 def test_rows_with_a_common_prefix_and_checkpointed_layers_have_the_same_gradients(
     name: str, folders: dict[str, Path]
@@ -223,9 +260,12 @@ def test_decoding_stacks_adapters_once_until_they_change(folders: dict[str, Path
     first = stack("all", "down")
     assert stack("all", "down") is first
     assert not torch.equal(stack("down", "all")[0], first[0])
+    assert torch.equal(stack("all", "down")[1], first[1])
     with torch.no_grad():
         one.b.mul_(2.0)
     assert torch.equal(stack("all", "down")[1][::2], first[1][::2] * 2.0)
+    one.b.data = one.b.data * 2.0
+    assert torch.equal(stack("all", "down")[1][::2], first[1][::2] * 4.0)
     backbone.remove_adapter("all")
     backbone.add_adapter("all", 4, 8.0, (), 0, BOTH)
     assert not stack("all", "down")[1][::2].any()
