@@ -16,12 +16,14 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qw
 from transformers import masking_utils as masking
 
 from marft.config.algorithm import OptimizerSettings
-from marft.models import attention
+from marft.models import attention, cpu_products
 from marft.models.backbone import Backbone
+from marft.models.decode_cache import PackedDecodeCache
 from marft.models.device_specs import Precision
 from marft.models.model_sizes import COMMON_MODELS, ModelSizes
 from marft.models.packed_rows import PackedRows
 from marft.trainer.optimizers import PolicyOptimizer
+from marft_lab.planning import memory
 from marft_lab.planning.activations import ForwardPass, planned_bytes
 from marft_lab.planning.workload import Lengths, PolicyWorkload
 from tests.nights import BY_NIGHT, some
@@ -165,6 +167,24 @@ def test_what_a_forward_keeps_on_a_cpu_is_what_a_plan_says(name: str, case: str)
     targets = () if case == "whole" else ALL if case == "all layers" else ("q_proj", "v_proj")
     counted, planned = counted_and_planned(backbone, shape, targets, 1, case == "recomputed")
     assert planned == pytest.approx(counted, rel=CLOSE)
+
+
+@pytest.mark.parametrize("limit", [2**30, 3_000_000], ids=["all", "some"])
+@pytest.mark.parametrize("name", ["qwen2.5-0.5b", "smollm2-135m"])
+def test_packed_copies_take_the_bytes_that_a_plan_says(name: str, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two layers, with half of a small vocabulary's head beyond the limit."""
+    monkeypatch.setattr(cpu_products, "MAX_PACKED_BYTES", limit)
+    monkeypatch.setattr(memory, "MAX_PACKED_BYTES", limit)
+    narrow = {"hidden_size": 256, "intermediate_size": 640, "heads": 4, "key_heads": 2, "head_dim": 64}
+    shape = replace(COMMON_MODELS[name], layers=2, vocab_size=600, **narrow)
+    model = AutoModelForCausalLM.from_config(configuration(name, shape), attn_implementation=attention.IMPLEMENTATION)
+    backbone = Backbone(model.requires_grad_(False).eval(), 64)
+    with torch.inference_mode():
+        cache = PackedDecodeCache(backbone)
+        cache.prefill(PackedRows.from_rows([np.arange(3)], [None], backbone.device), [[0]])
+        backbone.compute_logits(cache.step(torch.tensor([5]), [3], [None]), None)
+    assert 0 < backbone.packed_weights.nbytes == memory.packed_copy_bytes(shape)
+    assert backbone.packed_weights.nbytes <= limit
 
 
 def test_tensors_are_counted_while_they_live() -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from marft.config.run import RunSettings
+from marft.models.cpu_products import MAX_PACKED_BYTES, MIN_WEIGHTS
 from marft.models.device_specs import DeviceSpec, Precision
 from marft.models.model_sizes import ModelSizes
 from marft.trainer.objectives.pairs import BASE, NONE, PairObjective
@@ -404,7 +405,33 @@ def local_engine_parts(context: PlanContext, sampled: SampledWeights) -> list[Me
         MemoryComponent(
             f"sampling on {sampled.name}", max(logits, inference_bytes(shape, precision, prompts)), "sampling"
         ),
+        *_packed_copies(context, sampled),
     ]
+
+
+def _packed_copies(context: PlanContext, sampled: SampledWeights) -> list[MemoryComponent]:
+    """Return the component for the packed weights that decoding on a CPU keeps; none for trained or 4-bit weights."""
+    shape, precision = context.shapes[sampled.model], context.sampling_precision(sampled)
+    if not precision.on_cpu or precision.is_half or sampled.fully_trained or precision.quantized_bits(shape):
+        return []
+    size = packed_copy_bytes(shape)
+    return [MemoryComponent(f"packed copies of {sampled.name}", size)] if size else []
+
+
+def packed_copy_bytes(shape: ModelSizes) -> float:
+    """Return the bytes of all copies that :class:`~marft.models.cpu_products.PackedWeights` makes of a model.
+
+    The largest matrix of those that are packed together decides whether they are packed.
+    """
+    sizes = {name: inside * out for name, (inside, out) in shape.linear_layers().items()}
+    together = [("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",)]
+    layer = [[sizes[name] for name in names] for names in together]
+    total = 0.0
+    for group in [*layer * shape.layers, [shape.head_parameters]]:
+        size = FLOAT_BYTES * sum(group)
+        if max(group) >= MIN_WEIGHTS and total + size <= MAX_PACKED_BYTES:
+            total += size
+    return total
 
 
 def cache_capacity(prompt: float, longest: float) -> float:
