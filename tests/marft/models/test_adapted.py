@@ -9,16 +9,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
 from marft.inference.sampling import sample_tokens
 from marft.models import linear_layers as module
 from marft.models.attention import _decode_attention
 from marft.models.backbone import Backbone
+from marft.models.cpu_products import PackedWeights
 from marft.models.linear_layers import (
     FrozenLinear,
     PolicySpan,
-    _apply_gate_and_up,
     apply_gated_mlp,
     apply_linears,
     feed_forward,
@@ -168,15 +169,15 @@ def test_rows_of_several_policies_have_their_adapters_where_gradients_are_wanted
 @pytest.mark.parametrize("learns", [True, False])
 def test_intermediate_values_are_kept_for_gradients_alone(learns: bool) -> None:
     layers, stretches = made(([5], [[2, 2, 2]], False), [(WIDTH, INNER), (WIDTH, INNER), (INNER, WIDTH)])
-    kept: list[bool] = []
+    saved: list[tuple[int, ...]] = []
 
-    def spied(x: Tensor, layers: list[FrozenLinear], into: list[Tensor] | None) -> list[Tensor]:
-        kept.append(into is not None)
-        return _apply_gate_and_up(x, layers, into)
+    def keep(tensor: Tensor) -> Tensor:
+        saved.append(tuple(tensor.shape))
+        return tensor
 
-    with patch.object(module, "_apply_gate_and_up", spied), torch.set_grad_enabled(learns):
+    with saved_tensors_hooks(keep, lambda tensor: tensor), torch.set_grad_enabled(learns):
         apply_gated_mlp(torch.randn(5, WIDTH).double(), layers, stretches)
-    assert kept == [learns]
+    assert saved.count((5, INNER)) == 2 * learns
 
 
 def test_next_logits_and_what_is_drawn_from_them_are_those_of_rows() -> None:
@@ -185,7 +186,7 @@ def test_next_logits_and_what_is_drawn_from_them_are_those_of_rows() -> None:
         hidden, weight = torch.randn(7, 16), torch.randn(vocabulary, 16)
         for bias in (None, torch.randn(vocabulary)):
             for temperatures in (None, torch.linspace(0.5, 1.5, 7)):
-                columns = next_logits(hidden, OutputHead(weight, bias), temperatures)
+                columns = next_logits(hidden, OutputHead(weight, bias), temperatures, PackedWeights())
                 rows = scaled_logits(hidden, OutputHead(weight, bias), temperatures)
                 torch.testing.assert_close(columns, rows)
                 uniforms = torch.linspace(0.01, 0.99, 7)
