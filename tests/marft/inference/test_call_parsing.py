@@ -16,11 +16,13 @@ from marft.inference.call_syntax import (
     PythonSyntax,
     Reasoning,
 )
+from marft.inference.call_values import MAX_DEPTH, MAX_PYTHON_LITERAL, decode_value
 
 JSON = JsonSyntax("<tool_call>", closing="</tool_call>")
 BARE = JsonSyntax()
 (GEMMA,) = (syntax for syntax in SYNTAXES if isinstance(syntax, GemmaSyntax))
 XML = next(syntax for syntax in SYNTAXES if syntax.opening == "<function=")
+MISTRAL = next(syntax for syntax in SYNTAXES if syntax.opening == "[TOOL_CALLS]")
 TOOLS = [
     Tool(name, "A tool.", {"type": "object", "properties": {"a": {"type": kind}}})
     for name, kind in (("number", "integer"), ("text", "string"), ("flag", "boolean"))
@@ -37,6 +39,41 @@ def read(syntax: CallSyntax, text: str, *tools: Tool) -> list[tuple[str, object,
 def test_types_of_arguments_are_those_of_the_tool_that_is_called(name: str, value: object) -> None:
     text = f"<tool_call>\n<function={name}>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
     assert read(XML, text, *TOOLS) == read(XML, text, *TOOLS[::-1]) == [(name.strip(), {"a": value}, False)]
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": ["string", "integer"]}, "3", 3),
+        ({"type": ["string", "null"]}, "3", "3"),
+        ({"type": ["string", "null"]}, "null", None),
+        ({"anyOf": [{"type": "string"}, {"type": "boolean"}]}, "true", True),
+        ({"anyOf": [{"type": "string"}, {"type": "boolean"}]}, "3", "3"),
+        ({"oneOf": [{"type": "string"}, {"type": "boolean"}]}, "3", "3"),
+        ({"type": ["string", "number"]}, "3", 3),
+        ({"type": ["string", "integer"]}, "true", "true"),
+        ({"enum": ["3", "4"]}, "3", "3"),
+        ({"type": "integer", "enum": ["3", 4]}, "4", 4),
+        ({"type": "string", "enum": [3]}, "3", "3"),
+        ({"$ref": "#/$defs/word"}, "3", "3"),
+        ({"$ref": "#/$defs/count"}, "3", 3),
+        ({"type": "array"}, " ['a', None]\n", ["a", None]),
+        ({}, "word", "word"),
+    ],
+)
+def test_the_value_of_a_plain_text_has_a_type_of_its_schema(schema: object, text: str, value: object) -> None:
+    definitions = {"word": {"type": "string"}, "count": {"type": "integer"}}
+    tool = Tool("say", "Say.", {"type": "object", "properties": {"a": schema}, "$defs": definitions})
+    written = f"<tool_call>\n<function=say>\n<parameter=a>\n{text}\n</parameter>\n</function>\n</tool_call>"
+    ((_, arguments, error),) = read(XML, written, tool)
+    assert (arguments, error) == ({"a": value}, False)
+
+
+def test_a_long_text_is_not_read_as_a_python_literal() -> None:
+    fits = "['" + "a" * (MAX_PYTHON_LITERAL - 4) + "']"
+    assert decode_value(fits, {"type": "array"}) == [fits[2:-2]]
+    longer = fits + " "
+    assert decode_value(longer, {"type": "array"}) == longer
 
 
 @pytest.mark.parametrize(
@@ -67,6 +104,16 @@ class TestJson:
         (call,) = JSON.parse_calls(f'<tool_call>{{"name": "add", "arguments": {{"a": [{number}]}}}}</tool_call>')
         assert call.error
         assert "not finite" in call.output
+
+    def test_arguments_nest_up_to_a_limit(self) -> None:
+        for depth, is_error in ((MAX_DEPTH - 2, False), (MAX_DEPTH - 1, True)):
+            nested = "[" * depth + "1" + "]" * depth  # in an object, and the number in the last list
+            text = f'<tool_call>{{"name": "add", "arguments": {{"a": {nested}}}}}</tool_call>'
+            assert [error for _, _, error in read(JSON, text)] == [is_error]
+
+    def test_arguments_written_apart_stay_as_they_were_written(self) -> None:
+        text = '[TOOL_CALLS]add[ARGS]{"a":1.50,"b" : "é"}'
+        assert [call.arguments for call in MISTRAL.parse_calls(text)] == ['{"a":1.50,"b" : "é"}']
 
 
 class TestReasoning:

@@ -84,6 +84,16 @@ def test_the_routers_own_experts_change_no_bit_of_results_and_gradients(
     assert all(torch.equal(first, second) for first, second in zip(plain[1], replayed[1], strict=True))
 
 
+def test_a_record_ends_with_its_forward(folders: Callable[[str], Path]) -> None:
+    backbone = loaded(folders(FAST[0]))
+    with torch.no_grad(), backbone.record_experts() as log:
+        backbone.hidden_states(packed(ROWS, []))
+    layers = len(log.layers)
+    with torch.no_grad():
+        backbone.hidden_states(packed(ROWS, []))
+    assert len(log.layers) == layers == len(_blocks(backbone))
+
+
 @pytest.mark.parametrize("name", EACH)
 def test_with_other_routers_the_recorded_experts_are_used(name: str, folders: Callable[[str], Path]) -> None:
     backbone = loaded(folders(name))
@@ -205,6 +215,8 @@ def test_records_of_all_layers_lose_those_without_experts_and_wrong_ones_are_ref
             replay.select_layers(wrong)
     with pytest.raises(UserError, match=r"reports 1 experts per token, and the model selects 2"):
         replay.select_layers(own[:, :, :1])
+    with pytest.raises(UserError, match=r"reports 4 experts per token, and the model selects 2"):
+        replay.select_layers(np.repeat(own, 2, 2))
 
 
 def test_what_cannot_be_replayed_is_refused_by_name(random_model: Path) -> None:
