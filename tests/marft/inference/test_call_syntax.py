@@ -11,15 +11,16 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from marft.agents.prompt_messages import tool_call_messages
-from marft.common.reasoning import measure_reasoning, split_reasoning
+from marft.common.reasoning import measure_reasoning, split_reasoning, strip_reasoning
 from marft.common.types import Tool, ToolCall
 from marft.inference.call_syntax import SYNTAXES, JsonSyntax, PythonSyntax, Reasoning
 from marft.inference.call_values import decode_value, schema_types
 from marft.inference.renderer import ChatRenderer
 from marft.inference.tool_format import ToolFormat
 from tests import templates
-from tests.marft.inference.test_tool_families import ADD, USER, encoded, format_of
+from tests.marft.inference.test_tool_families import ADD, USER, encoded, format_of, reasoned, sampled_turn
 from tests.marft.inference.test_tool_format import format_of as over_tiny
+from tests.tool_families import FAMILIES
 
 LONG = 50_000
 JSON = JsonSyntax("<tool_call>", closing="</tool_call>")
@@ -82,7 +83,7 @@ class TestChannels:
         text = "Set it to zero or to=5 now."
         assert syntax.locate_calls(text, None) == []
         assert [syntax.final_length(text[:size], None) for size in range(len(text))] == list(range(len(text)))
-        ((_, call),) = syntax.locate_calls("<|channel|>commentary to=functions.add", None)
+        ((*_, call),) = syntax.locate_calls("<|channel|>commentary to=functions.add", None)
         assert call.error
 
     @pytest.mark.parametrize(
@@ -124,6 +125,72 @@ def test_an_argument_that_holds_a_delimiter_does_not_turn_the_call_into_text() -
     call = "<tool_call>\n<function=add>\n<parameter=a>\na</think>b\n</parameter>\n</function>\n</tool_call>"
     assert format_named("Qwen 3.5").text_content(f"I add.\n\n{call}") == "I add."
     assert format_named("Qwen 3.5").text_content(f"Hm.\n</think>\n\nI add.\n\n{call}") == "Hm.\n</think>\n\nI add."
+
+
+ONE = '<tool_call>{"name": "one", "arguments": {}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{ONE} It is no </think>.",
+        f"<think>Hm.</think>\n\nI add. {ONE} It is no </think>, and </think>.",
+        f"<think>Or {ONE}?</think>I add. {ONE}\n<think>Or {ONE}?</think> It is no </think>.",
+    ],
+)
+def test_a_later_closing_delimiter_is_text_and_the_calls_before_it_stay(text: str) -> None:
+    assert [call.name for call in JSON.parse_calls(text, Reasoning())] == ["one"]
+    begun = text.removeprefix("<think>") if text.startswith("<think>") else f"Hm.</think>{text}"
+    assert [call.name for call in JSON.parse_calls(begun, Reasoning(inside=True))] == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "message", "in_reasoning"),
+    [
+        ("<think>a</think> ", "b </think> c", None),
+        ("<think>a</think> b <think>c</think> ", "d </think>", None),
+        ("a</think>", "b</think>c", None),
+        ("a</think>", "b</think>c", True),
+        ("a</think>", "b</think>c", False),
+        (f"<think>{ONE}</think>", "b", None),
+        (f"{ONE}</think>", "b", None),
+        (f"{ONE}</think>", "b", True),
+        ("", f"{ONE}</think>b", False),
+        ("", '<tool_call>{"name": "a", "arguments": {"b": "</think>"}}</tool_call>', None),
+        ("a</think>", 'b <tool_call>{"name": "a", "arguments": {"b": "<think></think>"}}</tool_call>', None),
+        ("", '{"name": "a", "parameters": {"b": "</think>"}}', False),
+        ("", '[TOOL_CALLS]a[ARGS]{"b": "</think>"}', False),
+        ("<|tool_call>call:a{b:</think>}<tool_call|> c </think>", "d", None),
+        ("", '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>a<｜tool▁sep｜>{"b": "</think>"}<｜tool▁call▁end｜>', None),
+    ],
+)
+def test_reasoning_ends_at_a_delimiter_outside_calls(reasoning: str, message: str, in_reasoning: bool | None) -> None:
+    assert measure_reasoning(reasoning + message, in_reasoning) == len(reasoning)
+
+
+def test_an_answer_may_hold_a_closing_delimiter() -> None:
+    assert strip_reasoning("<think>4</think>5 </think>6") == "5 </think>6"
+    assert strip_reasoning("4 </think>5 </think>6") == "5 </think>6"
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, family in FAMILIES.items() if family.forbidden and "Gemma" not in name]
+)
+def test_a_value_may_quote_calls(name: str) -> None:
+    """Whole calls in a value belong to it, and what begins one and does not end it too."""
+    call = FAMILIES[name].call
+    start = call[: call.index("1") + 1]
+    for value in (call, f"see {call} and\n{call}", start, call.replace("1", call)):
+        turn = {**tool_call_messages("", [ToolCall("add", json.dumps({"a": value, "b": 2}))] * 2)[0]}
+        ids = sampled_turn(name, {**turn, "content": reasoned(name, "Hm.", "")}, [])
+        calls = ChatRenderer({"p": format_of(name)}).calls("p", ids, [])
+        assert [json.loads(call.arguments) for call in calls] == [{"a": value, "b": 2}] * 2, value
+
+
+def test_many_values_that_begin_calls_are_read_in_linear_time() -> None:
+    part = "<parameter={}>\n<function=x>\n<parameter=y>\n</parameter>\n"
+    calls = SYNTAXES[0].parse_calls("<tool_call>\n<function=f>\n" + "".join(map(part.format, range(1000))))
+    assert calls[0].error
 
 
 @pytest.mark.parametrize("schema", [{"type": None}, {"type": 5}, {"anyOf": [{"type": None}]}, {"enum": [1]}, {}, None])

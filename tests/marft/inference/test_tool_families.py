@@ -183,6 +183,7 @@ SCALAR = st.one_of(
     st.booleans(), st.integers(-(2**40), 2**40), TEXT.map("v{}".format), st.floats(-1e6, 1e6).map(lambda x: round(x, 3))
 )
 VALUE = st.one_of(SCALAR, TEXT, st.lists(SCALAR, max_size=3), st.dictionaries(WORD, SCALAR, max_size=3))
+MARK = "</think>"
 CALL = st.tuples(WORD, st.dictionaries(WORD, VALUE, max_size=4))
 
 
@@ -210,6 +211,9 @@ def test_what_is_rendered_is_read_back_whole_and_token_by_token(name: str, data:
     calls = data.draw(st.lists(CALL, min_size=1, max_size=1 if family.single else 3, unique_by=lambda call: call[0]))
     if not can_hold(name, calls):
         return
+    quoted = data.draw(st.sampled_from(["", family.call, f"As in {family.call}\nand {family.call}.", MARK]))
+    if quoted:
+        calls[0][1]["quoted"] = quoted
     tools = tools_of(calls)
     thoughts = ["Hm.", "Two parts.\n\nThen more."] + ([] if family.begun else [""])
     reasoning = data.draw(st.sampled_from(thoughts)) if family.reasoning else ""
@@ -222,6 +226,8 @@ def test_what_is_rendered_is_read_back_whole_and_token_by_token(name: str, data:
     content = reasoned(name, reasoning, text) if reasoning else text
     turn = {**tool_call_messages("", made)[0], "content": content}
     ids = sampled_turn(name, turn, tools)
+    if not (family.single or family.bare) and data.draw(st.booleans()):
+        ids = np.array([*ids[:-1], *encoded(format, f"\nThat is all of {MARK}.", ended=False), ids[-1]], np.int32)
     renderer = ChatRenderer({"p": format})
     parsed = renderer.calls("p", ids, tools)
     assert [(call.name, json.loads(call.arguments), call.error) for call in parsed] == [

@@ -219,7 +219,7 @@ class TestCallsInThoughts:
         (f"<think>maybe <tool_call>{ONE}</tool_call></think><tool_call>{TWO}</tool_call>", ["two"]),
         (f"<think>maybe <tool_call>{ONE}</tool_call>", []),
         (f"<think>maybe <tool_call>{ONE}</tool_call></think>No.", []),
-        (f"maybe <tool_call>{ONE}</tool_call></think><tool_call>{TWO}</tool_call>", ["two"]),
+        (f"maybe <tool_call>{ONE}</tool_call></think><tool_call>{TWO}</tool_call>", ["one", "two"]),
         (f"<tool_call>{ONE}</tool_call><think>or <tool_call>{ONE}</tool_call>?</think><tool_call>{TWO}", ["one", "two"]),
         (f"<think>a</think><tool_call>{ONE}</tool_call><think><tool_call>{TWO}", ["one"]),
         ('<tool_call>{"name": "one", "arguments": {"a": "</think><think>"}}</tool_call>', ["one"]),

@@ -153,7 +153,7 @@ class TextStream:
             return "", ""
         message = text[reasoning_length:]
         if self._in_reasoning is not None:
-            message = text_before(message, (find_delimiters(text)[1],))
+            message = text_before(message, find_delimiters(text))
         return self._mark_sent(text[:reasoning_length], message[: self._stable_length(message)])
 
     def finish(self, reasoning: str, message: str) -> tuple[str, str]:

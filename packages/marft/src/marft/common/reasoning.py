@@ -38,6 +38,12 @@ _CHANNEL_BREAK = re.compile(
 _DELIMITER_PATTERN = re.compile(
     "|".join(re.escape(mark) for family in DELIMITER_PAIRS for mark in family), re.IGNORECASE
 )
+# markers of tool calls in any family's format, and calls without a marker at the start of a text
+_CALL_NAME = r"(?:tool|call|function|invoke)"
+_CALL_MARKERS = (
+    rf"(?P<call_end><[|｜]?/[^<>\s]{{0,20}}?{_CALL_NAME}|<\w{{0,20}}call\|>|<[^<>\s]{{0,20}}call[^<>\s]{{0,20}}end[|｜]>)"
+    rf"|(?P<call><[^<>\s/]{{0,20}}?{_CALL_NAME}|\[TOOL_CALLS|\A\s*+(?:\[?\s*+\{{\s*+\"|\[\w++\())"
+)
 _CLOSING_BY_OPENING = {begins.casefold(): ends.casefold() for begins, ends in DELIMITER_PAIRS}
 
 
@@ -83,7 +89,7 @@ def strip_reasoning(text: str) -> str:
     """Return the parts outside reasoning.
 
     Reasoning without a closing delimiter extends to the end of the text. Reasoning without an opening delimiter was
-    begun by the prompt.
+    begun by the prompt. After other reasoning, such a delimiter is text.
 
     >>> strip_reasoning("<think>4?</think>It is 5."), strip_reasoning("4? </think>5"), strip_reasoning("<think>4")
     ('It is 5.', '5', '')
@@ -96,37 +102,67 @@ def strip_reasoning(text: str) -> str:
         elif name in _CLOSING_BY_OPENING:
             parts.append(text[at : mark.start()])
             ends = _CLOSING_BY_OPENING[name]
-        else:
-            parts, at = [], mark.end()
+        elif not (parts or at):
+            at = mark.end()
     return "".join([*parts, "" if ends else text[at:]])
 
 
-def measure_reasoning(text: str, in_reasoning: bool = False) -> int:
+def measure_reasoning(text: str, in_reasoning: bool | None = None) -> int:
     """Return the length, in characters, of reasoning at the start, including the whitespace after it.
 
-    Unfinished reasoning covers the whole text.
+    Reasoning ends at the first closing delimiter, or with the last block that follows. A later closing delimiter
+    without an opening one is text. Unfinished reasoning covers the whole text.
 
-    >>> text = "<think>\\nHm.\\n</think>\\n\\nIt is 3."
+    >>> text = "<think>\\nHm.\\n</think>\\n\\nIt is 3, not </think>."
     >>> text[measure_reasoning(text):]
-    'It is 3.'
+    'It is 3, not </think>.'
     >>> measure_reasoning("It is 3."), measure_reasoning("[THINK]Hm")
     (0, 9)
     >>> measure_reasoning("Hm", in_reasoning=True), measure_reasoning("Hm[/THINK]3", in_reasoning=True)
     (2, 10)
+    >>> measure_reasoning('<tool_call>{"name": "say", "arguments": {"text": "</think>"}}</tool_call>')
+    0
 
     Args:
-        in_reasoning: the text continues reasoning that the prompt began.
+        in_reasoning: whether the text continues reasoning that the prompt began. None: unknown.
     """
     if text.lstrip().startswith(("<|channel|>", "<|start|>")):
         return _measure_channels(text)
     begins, ends = find_delimiters(text)
     if in_reasoning and ends not in text:
         ends = next((mark for _, mark in DELIMITER_PAIRS if mark in text), ends)
-    end = text.rfind(ends)
-    if end >= 0:
-        message = text[end + len(ends) :]
-        return len(text) - len(message.lstrip())
-    return len(text) if in_reasoning or text.lstrip().startswith(begins) else 0
+    inside = in_reasoning or text.lstrip().startswith(begins)
+    closing = text.find(ends) if inside else 0
+    if closing < 0:
+        return len(text)
+    end = closing + len(ends) if inside else 0
+    if ends in text[end:]:
+        end = _find_last_end(text, end, (begins, ends), quotes_calls=in_reasoning is None)
+    return len(text) - len(text[end:].lstrip()) if end else 0
+
+
+def _find_last_end(text: str, start: int, delimiters: tuple[str, str], quotes_calls: bool) -> int:
+    """Return the end offset of the last reasoning after ``start``, or ``start``. Delimiters inside a call do not count.
+
+    Args:
+        start: offset outside reasoning. At 0, a closing delimiter without an opening one ends reasoning.
+        quotes_calls: whether that reasoning may contain whole calls.
+    """
+    begins, ends = delimiters
+    end, in_call, has_call = start, False, False
+    for mark in re.compile(f"(?P<begins>{re.escape(begins)})|{re.escape(ends)}|{_CALL_MARKERS}").finditer(text, start):
+        if mark.start() < end:  # inside reasoning
+            continue
+        if mark["call"] is not None or mark["call_end"]:
+            in_call, has_call = not mark["call_end"], True
+        elif mark["begins"] and not in_call:
+            closing = text.find(ends, mark.end())
+            if closing < 0:
+                return end
+            end = closing + len(ends)
+        elif not (mark["begins"] or in_call or end) and (quotes_calls or not has_call):
+            end = mark.end()
+    return end
 
 
 def _measure_channels(text: str) -> int:

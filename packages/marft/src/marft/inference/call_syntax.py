@@ -13,8 +13,11 @@ import json
 import re
 import warnings
 from abc import ABC, abstractmethod
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from marft.agents.streaming import text_before
@@ -49,6 +52,14 @@ class Reasoning:
         return measure_first_reasoning(text, self.inside, (self.begins, self.ends))
 
 
+class LocatedCall(NamedTuple):
+    """Call with its span in the text of a turn."""
+
+    start: int
+    end: int
+    call: ToolCall
+
+
 @dataclass(frozen=True, slots=True)
 class CallSyntax(ABC):
     """Syntax for tool calls in a turn.
@@ -75,18 +86,16 @@ class CallSyntax(ABC):
             reasoning: the model's reasoning format. Calls inside reasoning do not count. None: the model has none.
             tools: the agent's tools. Their schemas give the types of arguments that are written without a type.
         """
-        return [call for _, call in self.locate_calls(text, reasoning, tools)]
+        return [located.call for located in self.locate_calls(text, reasoning, tools)]
 
-    def locate_calls(
-        self, text: str, reasoning: Reasoning | None, tools: Sequence[Tool] = ()
-    ) -> list[tuple[int, ToolCall]]:
-        """Parse the calls and return each with its start offset.
+    def locate_calls(self, text: str, reasoning: Reasoning | None, tools: Sequence[Tool] = ()) -> list[LocatedCall]:
+        """Parse the calls and return each with its span.
 
-        An end delimiter without a matching start delimiter turns the whole text before it into reasoning.
+        An end delimiter without a matching start delimiter is text.
         """
         markers = [marker for marker in (self.section, self.opening) if marker]
-        pattern = _any_of([*markers, *([reasoning.begins, reasoning.ends] if reasoning else [])])
-        calls, offset, section = list[tuple[int, ToolCall]](), 0, -1
+        pattern = _any_of([*markers, *([reasoning.begins] if reasoning else [])])
+        calls, offset, section = list[LocatedCall](), 0, -1
         inside = reasoning is not None and reasoning.inside
         while True:
             if reasoning is not None and inside:
@@ -96,19 +105,18 @@ class CallSyntax(ABC):
             marker = match[0] if match else ""
             if section >= 0 and marker != self.opening:
                 stop = match.start() if match else len(text)
-                calls.append((section, build_error_call(text[section:stop], "it names no tool")))
+                calls.append(LocatedCall(section, stop, build_error_call(text[section:stop], "it names no tool")))
             if match is None:
                 return calls
             offset, inside = match.end(), reasoning is not None and marker == reasoning.begins
-            if reasoning is not None and marker == reasoning.ends:
-                calls.clear()
-            elif marker == self.opening:
+            if marker == self.opening:
                 new, offset = self.parse_at(text, offset, tools)
-                calls += [(section if section >= 0 else match.start(), call) for call in new]
+                start = section if section >= 0 else match.start()
+                calls += [LocatedCall(start, offset, call) for call in new]
             section = match.start() if self.section and marker == self.section else -1
-            if sum(call.error for _, call in calls) >= MAX_PARSE_ERRORS:
+            if sum(located.call.error for located in calls) >= MAX_PARSE_ERRORS:
                 reason = f"{MAX_PARSE_ERRORS} calls before it could not be read either"
-                return [*calls, (offset, build_error_call("", reason))]
+                return [*calls, LocatedCall(offset, len(text), build_error_call("", reason))]
 
     @abstractmethod
     def parse_at(self, text: str, start: int, tools: Sequence[Tool]) -> tuple[list[ToolCall], int]:
@@ -149,16 +157,15 @@ class BareSyntax(CallSyntax):
         """True if calls have markers."""
         return bool(self.opening)
 
-    def locate_calls(
-        self, text: str, reasoning: Reasoning | None, tools: Sequence[Tool] = ()
-    ) -> list[tuple[int, ToolCall]]:
+    def locate_calls(self, text: str, reasoning: Reasoning | None, tools: Sequence[Tool] = ()) -> list[LocatedCall]:
         """Parse the calls; see :meth:`CallSyntax.locate_calls`."""
         if self.has_markers:
             # super() without arguments fails in a dataclass with slots
             return CallSyntax.locate_calls(self, text, reasoning, tools)
         start = reasoning.measure(text) if reasoning else 0
         content = text[start:].lstrip().removeprefix(self.optional_tag)
-        return [(start, call) for call in self.parse_at(content, 0, tools)[0]] if self.is_call(content) else []
+        calls = self.parse_at(content, 0, tools)[0] if self.is_call(content) else []
+        return [LocatedCall(start, len(text), call) for call in calls]
 
     @abstractmethod
     def is_call(self, content: str) -> bool:
@@ -306,7 +313,15 @@ class TaggedSyntax(CallSyntax):
             offset = end + len(self.value_end)
 
     def _find_value_end(self, text: str, start: int) -> int:
-        """Return the offset of the end of a value, -1 without one. Only a parameter or the call's end may follow it."""
+        """Return the offset of the end of a value, -1 without one. Only a parameter or the call's end may follow it.
+
+        Whole calls inside the value belong to it. A call that starts inside and does not end is text.
+        """
+        marks = _find_value_marks(self, text)
+        following = bisect_left(marks.starts, start)
+        ends = marks.ends[marks.levels[following]] if following < len(marks.starts) else []
+        if (index := bisect_left(ends, start)) < len(ends):
+            return ends[index]
         end = text.find(self.value_end, start)
         while end >= 0:
             after = _skip_whitespace(text, end + len(self.value_end))
@@ -314,6 +329,35 @@ class TaggedSyntax(CallSyntax):
                 return end
             end = text.find(self.value_end, end + 1)
         return -1
+
+
+class _ValueMarks(NamedTuple):
+    """Starts of calls with parameters, and ends of values, in a text.
+
+    Args:
+        starts: offsets of both.
+        levels: number of calls around each of them.
+        ends: offsets of the ends of values, by level.
+    """
+
+    starts: list[int]
+    levels: list[int]
+    ends: dict[int, list[int]]
+
+
+@lru_cache(maxsize=8)  # every value of a turn asks for the same marks
+def _find_value_marks(syntax: TaggedSyntax, text: str) -> _ValueMarks:
+    header, parameter = (re.sub(r"\?P<\w+>", "", pattern) for pattern in (syntax.header, syntax.parameter))
+    opening, value_end, closing = map(re.escape, (syntax.opening, syntax.value_end, syntax.closing))
+    pattern = rf"(?P<call>{opening}{header}\s*+(?={parameter}))|{value_end}(?=\s*+(?:(?P<last>{closing})|{parameter}))"
+    marks, level = _ValueMarks([], [], defaultdict(list)), 0
+    for mark in re.compile(pattern).finditer(text):
+        marks.starts.append(mark.start())
+        marks.levels.append(level)
+        if mark["call"] is None:
+            marks.ends[level].append(mark.start())
+        level += 1 if mark["call"] else -1 if mark["last"] else 0
+    return marks
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,22 +427,24 @@ class HarmonySyntax(CallSyntax):
         text: str,
         reasoning: Reasoning | None,  # noqa: ARG002
         tools: Sequence[Tool] = (),  # noqa: ARG002
-    ) -> list[tuple[int, ToolCall]]:
+    ) -> list[LocatedCall]:
         """Parse the messages with a recipient."""
-        calls, end = list[tuple[int, ToolCall]](), 0
+        calls, end = list[LocatedCall](), 0
         for message in _iter_harmony_messages(text):
             end = message.end
             recipient = _HARMONY_RECIPIENT.search(message.header)
             if recipient is not None:
-                calls.append((message.start, self._build_call(recipient["name"], message.body)))
+                call = self._build_call(recipient["name"], message.body)
+                calls.append(LocatedCall(message.start, message.end, call))
         header = _find_header(text, end)
         if (header >= 0 and _HARMONY_RECIPIENT.search(text, header)) or _HARMONY_START.match(text, end):
-            calls.append((end, build_error_call(text[end:], "it has no <|message|> with arguments")))
+            error = build_error_call(text[end:], "it has no <|message|> with arguments")
+            calls.append(LocatedCall(end, len(text), error))
         return calls
 
     def parse_at(self, text: str, start: int, tools: Sequence[Tool]) -> tuple[list[ToolCall], int]:
         """Parse the calls in the text after ``start``."""
-        return [call for _, call in self.locate_calls(text[start:], None, tools)], len(text)
+        return [located.call for located in self.locate_calls(text[start:], None, tools)], len(text)
 
     def final_length(self, text: str, reasoning: Reasoning | None) -> int:
         """Return how many leading characters of an unfinished turn are final text outside calls."""
@@ -406,7 +452,7 @@ class HarmonySyntax(CallSyntax):
             return 0
         calls = self.locate_calls(text, reasoning)
         if calls:
-            return calls[0][0]
+            return calls[0].start
         end = max([0, *(message.end for message in _iter_harmony_messages(text))])
         header = _find_header(text, end)  # may get a recipient
         return header if header >= 0 else len(text)
@@ -440,10 +486,12 @@ def _find_header(text: str, start: int) -> int:
 def _iter_harmony_messages(text: str) -> Iterator[_HarmonyMessage]:
     start = 0
     while (header_end := text.find("<|message|>", start)) >= 0:
-        body_start = header_end + len("<|message|>")
-        end = _HARMONY_BODY_END.search(text, body_start)
+        header, body_start = text[start:header_end], header_end + len("<|message|>")
+        # arguments may contain markers
+        arguments_end = _decode_json(text, body_start)[1] if _HARMONY_RECIPIENT.search(header) else body_start
+        end = _HARMONY_BODY_END.search(text, arguments_end)
         assert end is not None
-        yield _HarmonyMessage(text[start:header_end], text[body_start : end.start()], start, end.end())
+        yield _HarmonyMessage(header, text[body_start : end.start()], start, end.end())
         start = end.end()
 
 

@@ -156,9 +156,8 @@ class ChatRenderer:
         if policy not in self._starts_reasoning:
             format = self.formats[policy]
             self._starts_reasoning[policy] = not format.remote and starts_with_reasoning(format)
-        return measure_reasoning(
-            text, ends_in_reasoning(prefix, self._starts_reasoning[policy]) and not self.formats[policy].remote
-        )
+        is_inside = ends_in_reasoning(prefix, self._starts_reasoning[policy])
+        return measure_reasoning(text, None if self.formats[policy].remote else is_inside)
 
     def encode_prefix(self, policy: str, text: str) -> TokenIds:
         """Return the ids for a client's prefix of the assistant turn, [T], after the template's own turn header.

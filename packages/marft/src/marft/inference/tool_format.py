@@ -21,6 +21,7 @@ from marft.common.types import TokenIds, Tool, ToolCall
 from marft.inference.call_syntax import (
     PYTHON_TAG,
     CallSyntax,
+    LocatedCall,
     Reasoning,
     derive_json_syntax,
     detect_syntax,
@@ -144,15 +145,12 @@ class ToolFormat:
     def text_content(self, text: str) -> str:
         """Return the text of a turn before its first tool call. The reasoning may already be removed."""
         reasoning = self.reasoning
+        if self.syntax:
+            calls = self._locate_calls(text)
+            no_calls = None if self.syntax.has_markers else 0
+            return text[: calls[0].start if calls else no_calls].strip()
         if reasoning is not None:
             reasoning = replace(reasoning, inside=reasoning.inside and reasoning.ends in text)
-        if self.syntax:
-            calls = self.syntax.locate_calls(text, reasoning)
-            if not calls and reasoning is not None:  # an argument holds the delimiter, and the reasoning was removed
-                calls = self.syntax.locate_calls(text, replace(reasoning, inside=False))
-            offsets = [offset for offset, _ in calls]
-            no_calls = None if self.syntax.has_markers else 0
-            return text[: offsets[0] if offsets else no_calls].strip()
         start = reasoning.measure(text) if reasoning else 0
         try:
             content = str(parse_turn(self._response_template, text[start:], ()).get("content") or "")
@@ -160,6 +158,17 @@ class ToolFormat:
             return text
         keeps_reasoning = THINK_START not in json.dumps(self._response_template, default=str)
         return text[:start] + content if keeps_reasoning else content
+
+    def _locate_calls(self, text: str) -> list[LocatedCall]:
+        """Return the calls of a turn, whose reasoning may already be removed."""
+        assert self.syntax is not None
+        if self.reasoning is None or not self.reasoning.inside:
+            return self.syntax.locate_calls(text, self.reasoning)
+        calls = self.syntax.locate_calls(text, replace(self.reasoning, inside=False))
+        end = text.find(self.reasoning.ends)
+        if end < 0 or any(located.start < end < located.end for located in calls):  # an argument holds the delimiter
+            return calls
+        return self.syntax.locate_calls(text, self.reasoning) or calls
 
     def final_length(self, text: str, without_reasoning: bool = False) -> int:
         """Return how many leading characters of an unfinished turn are final text outside calls.
