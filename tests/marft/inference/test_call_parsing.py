@@ -99,6 +99,13 @@ class TestJson:
         text = f'<tool_call>[{item}, {{"name": "ping", "arguments": {{}}}}]</tool_call>'
         assert [(name, error) for name, _, error in read(JSON, text)] == [("", True), ("ping", False)]
 
+    def test_a_text_after_a_call_is_no_call(self) -> None:
+        assert read(BARE, '{"name": "ping", "arguments": {}} [see above]') == [("ping", {}, False)]
+
+    def test_another_field_may_be_called_function(self) -> None:
+        call = '{"function": "x", "name": "ping", "arguments": {}}'
+        assert read(JSON, f"<tool_call>{call}</tool_call>") == [("ping", {}, False)]
+
     @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
     def test_numbers_that_json_does_not_have_are_errors(self, number: str) -> None:
         (call,) = JSON.parse_calls(f'<tool_call>{{"name": "add", "arguments": {{"a": [{number}]}}}}</tool_call>')

@@ -166,6 +166,16 @@ def test_rows_of_several_policies_have_their_adapters_where_gradients_are_wanted
     torch.testing.assert_close(fed, expected_fed)
 
 
+def test_blocks_cover_a_span_evenly_within_their_limit() -> None:
+    with patch.object(module, "MAX_BLOCK_ROWS", 4):
+        for rows in range(1, 20):
+            blocks = list(PolicySpan(3, 3 + rows, ()).iter_blocks())
+            assert [row for block in blocks for row in range(block.start, block.stop)] == list(range(3, 3 + rows))
+            sizes = [block.stop - block.start for block in blocks]
+            assert max(sizes) <= 4
+            assert max(sizes) - min(sizes) <= 1
+
+
 @pytest.mark.parametrize("learns", [True, False])
 def test_intermediate_values_are_kept_for_gradients_alone(learns: bool) -> None:
     layers, stretches = made(([5], [[2, 2, 2]], False), [(WIDTH, INNER), (WIDTH, INNER), (INNER, WIDTH)])
