@@ -57,7 +57,10 @@ def test_a_recipe_that_is_refused_dry(
             ["cannot load 'runs/models/none': there is no folder /", "begins in the folder that marft runs in. Give"],
         ),
         (("--models.base.path", "models/none"), ["; as a folder: there is no folder /"]),
-        (("--models.base.path", "tinny"), ["cannot load 'tinny': ", ". Did you mean 'tiny'?"]),
+        (
+            ("--models.base.path", "tinny"),
+            ["cannot load 'tinny': ", "; as a folder: there is no folder /", ". Did you mean 'tiny'?"],
+        ),
         (("--policies.actor.adapter", "./none"), ["no adapter at none: there is no folder /", "policies/actor"]),
         (("--output", "/proc/x"), ["/proc/x/test cannot be made: choose another place (--output)"]),
     ],

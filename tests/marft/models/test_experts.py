@@ -305,7 +305,9 @@ def test_wrong_targets_are_refused_by_name(folders: dict[str, Path], backbone: B
         ValueError, match=r"no weight of experts is called 'experts\.gate'; name some of experts\.down_proj"
     ):
         experts.add_adapter("new", 4, 8.0, (), 0, ["experts.gate"])
-    with pytest.raises(ValueError, match="this model has none that adapters support"):
+    with pytest.raises(ValueError, match=r"'gate_proj'; name some of k_proj, .*; experts have target_parameters$"):
+        experts.add_adapter("new", 4, 8.0, ("gate_proj",), 0)
+    with pytest.raises(ValueError, match="this model has none that adapters support; remove target_parameters"):
         backbone.add_adapter("new", 4, 8.0, ("q_proj",), 0, BOTH)
     assert not experts.adapters("new")
     with pytest.raises(ValidationError, match="at least 1 item"):

@@ -564,11 +564,10 @@ def test_an_unknown_target_names_the_known_ones(backbone: Backbone, policies: tu
     """Those of the model itself, whether or not a policy has adapters on them."""
     for policy in policies:
         backbone.add_adapter(policy, 4, 16.0, ("q_proj", "v_proj"), seed=0)
-    with pytest.raises(ValueError, match=r"no layer is called 'q_prj'; did you mean 'q_proj'\?"):
-        backbone.add_adapter("new", 4, 16.0, ("q_prj",), seed=0)
     known = "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
-    with pytest.raises(ValueError, match=f"no layer is called 'base'; known: {known}$"):
-        backbone.add_adapter("new", 4, 16.0, ("base",), seed=0)
+    for target in ("q_prj", "base"):
+        with pytest.raises(ValueError, match=f"no layer is called '{target}'; name some of {known}$"):
+            backbone.add_adapter("new", 4, 16.0, (target,), seed=0)
 
 
 def test_an_adapter_that_is_removed_is_gone_from_every_layer_and_no_other_is(tuned: Backbone) -> None:

@@ -18,7 +18,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from marft.common.errors import UserError
 from marft.common.seeds import derive_seed
-from marft.config.settings import did_you_mean
 from marft.models.attention import AttentionPlan, PackedPlan, current_plan, use_plan
 from marft.models.cpu_products import PackedWeights
 from marft.models.devices import is_on_cpu
@@ -312,7 +311,11 @@ class Backbone:
         for target in targets:
             if not _match_layers(list(shapes), target):
                 names = sorted({".".join(name.split(".")[-2:]) for name in shapes})
-                known = f"name some of {', '.join(names)}" if names else "this model has none that adapters support"
+                known = (
+                    f"name some of {', '.join(names)}"
+                    if names
+                    else "this model has none that adapters support; remove target_parameters"
+                )
                 raise UserError(
                     f"policies.{policy}.lora.target_parameters: no weight of experts is called {target!r}; {known}"
                 )
@@ -327,7 +330,8 @@ class Backbone:
         )
         layer_names = {name.rpartition(".")[2] for name in linear if self.model.get_submodule(name) is not self.head}
         if not matches:
-            return f"no layer is called {target!r}{did_you_mean(target, layer_names)}"
+            experts = "; experts have target_parameters" if self._expert_modules() else ""
+            return f"no layer is called {target!r}; name some of {', '.join(sorted(layer_names))}{experts}"
         kind = type(self.model.get_submodule(matches[0])).__name__
         return (
             f"{target!r} is {matches[0]} ({kind}), and adapters are computed on linear layers that the decoder calls, "

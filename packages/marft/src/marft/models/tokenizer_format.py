@@ -150,9 +150,7 @@ def load_config(settings: ModelSettings) -> PretrainedConfig:
     except Exception as error:  # transformers raises many types of errors
         suggestion = closest_match(path, bundled_models())
         hint = f"Did you mean {suggestion!r}?" if suggestion else MODEL_HINT
-        folder_error = (
-            f"; as a folder: {_missing_folder_error(path)}" if "/" in path and not Path(path).is_dir() else ""
-        )
+        folder_error = "" if Path(path).is_dir() else f"; as a folder: {_missing_folder_error(path)}"
         raise UserError(
             f"models: cannot load {settings.path!r}: {describe_cause(error)}{folder_error}. {hint}"
         ) from error
