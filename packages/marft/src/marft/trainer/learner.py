@@ -27,6 +27,7 @@ from torch import Tensor
 from marft.agents.task_copies import copy_episode_task
 from marft.common.errors import RunError, UserError
 from marft.common.types import Action, ActionCredit, ActionKey, Episode, Sample
+from marft.config.distillation import DistillationSettings
 from marft.config.interfaces.credit import Credit, CreditInputs, CreditOutput, Floats, flatten_actions
 from marft.config.interfaces.objective import LOG_RATIO_LIMIT
 from marft.config.interfaces.schedule import Progress, UpdatePhase, UpdateSchedule
@@ -37,6 +38,7 @@ from marft.rewards.shaping import have_equal_rewards, length_limits, rewards_for
 from marft.trainer.batching import Packing, build_sample, make_samples
 from marft.trainer.critic import Critic, CriticBody
 from marft.trainer.diagnostics import Diagnostics
+from marft.trainer.distillation import Distillation
 from marft.trainer.learner_backend import PlayAgain, refuse_new_episodes
 from marft.trainer.learner_metrics import (
     CreditCallback,
@@ -145,6 +147,8 @@ class Learner:
         self.reference = None
         if run.algorithm.objective.reads_pairs:
             self.reference = ReferencePolicy(self.objective, self.optimizers, models, self.base_packing)
+        teaching = run.section(DistillationSettings)
+        self.distillation = Distillation(teaching, run, models, self.packing) if teaching else None
         self.probes = run.guards.probes
         self.diagnostics = Diagnostics(run, models, self.packing, ranks)
         self.critic = None
@@ -184,8 +188,8 @@ class Learner:
             self.reference.begin_step(progress.step)
         is_warmup = progress.step < self.warmup
         fixed = self.score_before_update(episodes, for_credit_alone=is_warmup)
-        batch = self.assign_credit(episodes, fixed)
-        metrics = self.diagnostics.measure(episodes, progress.step)
+        batch, taught = self._add_teachers(self.assign_credit(episodes, fixed), progress.step)
+        metrics = self.diagnostics.measure(episodes, progress.step) | taught
         metrics |= {**advantage_metrics(batch.samples, batch.unnormalized), **batch.credit.metrics}
         if self.settings.nll_coefficient:
             metrics |= success_metrics(episodes)
@@ -198,10 +202,17 @@ class Learner:
         for phases in later_rounds:
             new_episodes = play_again()
             fixed = self.score_before_update(new_episodes)
-            batch = self.assign_credit(new_episodes, fixed)
+            batch, _ = self._add_teachers(self.assign_credit(new_episodes, fixed), progress.step)
             log, critic_metrics = self._learn_batch(batch, fixed, phases, progress.step, on_credit)
             logs.append(log)
         return metrics | rates | self._update_metrics([log for log in logs if log]) | critic_metrics
+
+    def _add_teachers(self, batch: CreditedBatch, step: int) -> tuple[CreditedBatch, dict[str, float]]:
+        """Add the teachers' advantages to a batch → the batch, and metrics; unchanged without ``[distillation]``."""
+        if self.distillation is None:
+            return batch, {}
+        samples, metrics = self.distillation.add_advantages(batch.samples, step, self.ranks)
+        return replace(batch, samples=samples, unnormalized=[sample.advantages for sample in samples]), metrics
 
     def _learn_batch(
         self,

@@ -309,6 +309,9 @@ CATALOG: dict[str, list[Metric]] = {
                "algorithm.kl_stop", ".4f", "nats", TEAM_AND_AGENT),
         Metric("kl_to_base", "KL to base", "KL divergence from the untuned base: k3, averaged over sampled tokens",
                ".3f", "nats", TEAM_AND_AGENT),
+        Metric("distillation/reverse_kl", "KL to the teacher", "KL divergence from the policy that sampled to its "
+               "teacher: k1, averaged over sampled tokens of taught agents", ".3f", "nats", TEAM_AND_AGENT, "lower"),
+        Metric("distillation/weight", "teacher's weight", "weight of the teachers' advantages in this step"),
         Metric("base_surprisal", "surprisal", "−log π_base of sampled tokens at the sampling temperature: how unlikely "
                "the untuned base finds the text; over the actions of kl_to_base", ".3f", "nats", TEAM_AND_AGENT,
                hint="far above the first steps: the base would not write such texts; algorithm.kl limits the change"),
