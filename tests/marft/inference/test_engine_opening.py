@@ -132,7 +132,7 @@ class TestOpening:
     def test_vllm_has_room_for_every_adapter_and_the_longest_context(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(launch, "_make_grammar_masker", lambda _: None)
         monkeypatch.setattr(launch, "grammar_setup", lambda *_: ("", ""))
-        head = SimpleNamespace(head=SimpleNamespace(weight=torch.zeros(1, dtype=torch.bfloat16)))
+        head = SimpleNamespace(head=SimpleNamespace(weight=torch.zeros(1, dtype=torch.bfloat16)), recurrent=True)
         there = models(
             a=policy(head, context=64), b=policy(head, context=128, lora=SimpleNamespace(rank=33, target_parameters=())),
             c=policy(head, "frozen"),
@@ -144,6 +144,7 @@ class TestOpening:
         opened = launch.vllm_init_message(engine, run, there, ["a", "b", "c"])
         assert (opened.max_adapters, opened.max_rank, opened.max_context, opened.dtype) == (2, 64, 128, "bfloat16")
         assert (opened.seed, opened.options, opened.sleep_mode) == (5, {"enforce_eager": True}, False)
+        assert opened.recurrent
 
 
 class TestReplicas:

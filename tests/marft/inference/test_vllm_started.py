@@ -67,6 +67,16 @@ def test_vllm_is_started_as_the_run_has_it_and_samples_as_policies_do(started: A
     assert on_cpu["enable_chunked_prefill"] is False
 
 
+@pytest.mark.parametrize(
+    ("on_cpu", "recurrent", "cached"), [(True, True, False), (True, False, True), (False, True, True)]
+)
+def test_prefixes_are_cached_but_for_recurrent_states_on_a_cpu(
+    on_cpu: bool, recurrent: bool, cached: bool, started: Any
+) -> None:
+    """vLLM caches recurrent states only with chunked prefill, which is off on a CPU."""
+    assert started(replace(OPENED, recurrent=recurrent), on_cpu)["enable_prefix_caching"] is cached
+
+
 def test_experts_are_reported_and_adapted_where_a_recipe_asks(
     started: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -192,6 +192,7 @@ def vllm_init_message(settings: Vllm, run: RunSettings, models: PolicyRegistry, 
         in_flight=settings.weight_updates == "in_flight",
         router_replay=run.models[policies[0].base].router_replay,
         expert_adapters=any(policy.lora.target_parameters for policy in policies if policy.adapter is not None),
+        recurrent=policies[0].backbone.recurrent,
     )
 
 

@@ -42,6 +42,7 @@ class EngineInit:
         in_flight: whether running requests continue with new weights at their next token.
         router_replay: whether the engine reports the experts of each token.
         expert_adapters: whether adapters change experts.
+        recurrent: whether rows have states besides keys and values.
     """
 
     model: str
@@ -58,6 +59,7 @@ class EngineInit:
     in_flight: bool = False
     router_replay: bool = False
     expert_adapters: bool = False
+    recurrent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,8 @@ def _start_engine(init_message: EngineInit, folder: Path) -> tuple[AsyncLLM, str
         "generation_config": "vllm",  # ignores the model's own sampling defaults: the recipe defines the sampling
         "logprobs_mode": "processed_logprobs",  # at the sampling temperature
         "max_logprobs": MAX_LOGPROBS,
-        "enable_prefix_caching": True,
+        # vLLM caches recurrent states only with chunked prefill
+        "enable_prefix_caching": not (current_platform.is_cpu() and init_message.recurrent),
         "disable_log_stats": True,
         # on a CPU, chunked prefill of a request with a seed crashes vLLM 0.32
         **({"enable_chunked_prefill": False} if current_platform.is_cpu() else {}),
