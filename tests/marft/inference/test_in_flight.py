@@ -15,7 +15,7 @@ from marft.common.processes.messages import Completed
 from marft.common.types import SamplingParams
 from marft.config.models import LoraSettings, ModelSettings
 from marft.inference.caller_thread import CallerThreadExecutor
-from marft.inference.subprocess_engine.local_in_flight import InFlightServer
+from marft.inference.subprocess_engine.local_in_flight import Attempt, InFlightServer
 from marft.inference.subprocess_engine.messages import (
     CancelRequest,
     EngineInit,
@@ -232,6 +232,24 @@ def test_options_have_the_version_that_scored_them(serve: Serve, adapters: list[
         assert before.log_probs.tolist() != after.log_probs.tolist()
 
     serve(use)
+
+
+def test_an_attempt_that_an_update_made_stale_stays_so() -> None:
+    """Its worker may sample tokens before the attempt is cancelled."""
+
+    async def use() -> None:
+        connection = Connection()
+        request = replace(REQUEST, stream=True)
+        attempt = Attempt(connection, request, [(0, 3)], loop=asyncio.get_running_loop())  # type: ignore[arg-type]
+        attempt.set_version(4)
+        attempt.add_token(7, -0.5, ())
+        attempt.set_version(5)
+        assert attempt.stale
+        attempt.fail("cancelled")
+        await asyncio.sleep(0)
+        assert not connection.sent
+
+    asyncio.run(use())
 
 
 def test_a_request_that_is_cancelled_is_not_started_again(serve: Serve, adapters: list[str]) -> None:

@@ -16,12 +16,12 @@ from tests.marft.models.test_decode_pass import general_forward, new_backbone, p
 
 ROWS = 4
 IDS = torch.tensor([5, 6, 7, 8])
-EQUAL_RANKS = {"left": ("q_proj", "up_proj"), "right": ("v_proj", "down_proj")}
+EQUAL_RANKS = {"left": ("q_proj", "k_proj"), "right": ("v_proj", "down_proj")}  # and "two" is alone on o_proj
 
 
 @pytest.fixture
 def adapted() -> Backbone:
-    """Model with four adapters; two of them have the same rank and scale, on different layers."""
+    """Model with four adapters; three of them have the same rank and scale, partly on different layers."""
     backbone = new_backbone()
     for policy, targets in EQUAL_RANKS.items():
         backbone.add_adapter(policy, 4, 8.0, targets, seed=1)

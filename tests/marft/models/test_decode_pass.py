@@ -112,6 +112,20 @@ def test_adapters_of_equal_rank_on_different_layers_keep_their_rows() -> None:
         assert torch.equal(cache.step(ids, lengths, policies), general_forward(backbone, cache, ids, lengths, policies))
 
 
+@pytest.mark.parametrize("size", [0, 32], ids=["", "padded"])
+@pytest.mark.parametrize("family", ["llama", "another activation"])
+def test_hidden_states_equal_those_of_the_models_own_modules(family: str, size: int) -> None:
+    backbone = new_backbone(family)
+    for layer in backbone.decoder.layers:  # small numbers would be in the range where activations are alike
+        layer.mlp.gate_proj.base.weight.data.mul_(50.0)
+    rows = [torch.randint(3, 90, (length,)).numpy() for length in (3, 9, 5)]
+    packed = PackedRows.from_rows(rows, ["one", None, "two"], backbone.device, size)
+    fused = backbone.hidden_states(packed)
+    assert backbone.fused
+    backbone.use_slower_forward()
+    torch.testing.assert_close(fused[:17], backbone.hidden_states(packed)[:17], rtol=1e-4, atol=1e-4)
+
+
 def test_trained_weights_half_precision_and_other_activations_take_the_general_forward() -> None:
     backbone = new_backbone()
     assert find_decode_pass(backbone, ["one"]) is not None
