@@ -17,7 +17,10 @@ from marft.inference.call_syntax import (
     Reasoning,
 )
 from marft.inference.call_values import MAX_DEPTH, MAX_PYTHON_LITERAL, decode_value
+from marft.inference.tool_format import ToolFormat
+from tests.marft.inference.test_tool_families import encoded, format_of
 
+OPEN_ENDED = "Magistral, Ministral 3"  # nothing marks the end of its calls
 JSON = JsonSyntax("<tool_call>", closing="</tool_call>")
 BARE = JsonSyntax()
 (GEMMA,) = (syntax for syntax in SYNTAXES if isinstance(syntax, GemmaSyntax))
@@ -138,6 +141,21 @@ class TestReasoning:
         assert BARE.final_length("<thought", Reasoning()) == len("<thought")
         assert BARE.final_length("It is", Reasoning()) == len("It is")
         assert BARE.final_length('{"name"', Reasoning()) == 0
+
+    @pytest.mark.parametrize("inside", [True, False])
+    def test_a_teammates_words_without_delimiters_leave_the_reasoning_as_it_was(self, inside: bool) -> None:
+        format = replace(ToolFormat.from_format(format_of(OPEN_ENDED)), reasoning=Reasoning(inside=inside))
+        for words, expected in (("Hm", inside), ("<think>Hm", True), ("Hm</think>", False)):
+            reasoning = format.with_prefix(words).reasoning
+            assert reasoning is not None
+            assert reasoning.inside == expected
+
+
+def test_a_turn_without_its_end_token_keeps_its_last_token() -> None:
+    chat = format_of(OPEN_ENDED)
+    for ended in (True, False):
+        (call,) = ToolFormat.from_format(chat).parse_calls(encoded(chat, '[TOOL_CALLS]add[ARGS]{"a": 1}', ended), [])
+        assert (call.name, call.arguments) == ("add", '{"a": 1}')
 
 
 class TestErrorCallsQuoteTheirText:
