@@ -26,7 +26,7 @@ from marft.config import RunSettings, load_recipe
 from marft.evaluation.intervals import wilson_interval
 from marft.evaluation.session import EvaluationPlan, StorageOptions, evaluate_checkpoints
 from marft.runs.episode_files import read_episodes
-from marft.runs.run_folder import RunFolder, resolve_start
+from marft.runs.run_folder import RunFolder
 from marft.trainer.train import train
 from marft_serve.traces.warm_start import warm_start
 
@@ -68,8 +68,7 @@ def of_seed(seed: int, given: argparse.Namespace) -> dict[str, Any]:
     warm_start(imitate, taught, overwrite=True)
     trained = RunFolder(given.output / f"trained-{seed}")
     run = _run(given, seed, trained.path.name)
-    _, start, _ = resolve_start(trained, taught.saved_steps()[-1])
-    train(run, trained, start_from=start, overwrite=True)
+    train(run, trained, start_from=taught.saved_steps()[-1], overwrite=True)
     recorded = list(trained.recorded_steps())
     return {
         "seed": seed,

@@ -40,16 +40,18 @@ class Lookup(Environment):
     count: int = 600
 
     def tasks(self, split: Split) -> list[Task]:
-        made = []
-        for number in range(self.count):
-            drawn = random.Random(f"ages/{number}")
-            ages = {name: drawn.randint(10, 99) for name in drawn.sample(NAMES, 2)}
-            made.append(Task(f"ages/{number}", PROMPT.format(*ages), {"ages": ages}))
-        return of_split(made, split)
+        names = [f"ages/{number}" for number in range(self.count)]
+        return of_split([Task(name, PROMPT.format(*ages_of(name)), {"ages": ages_of(name)}) for name in names], split)
 
     def start(self, task: Task, seed: int) -> SingleTurn:  # noqa: ARG002  nothing here is random
         ages: Mapping[str, int] = task.data["ages"]
         return SingleTurn(task, lambda text: grade(text, ages))
+
+
+def ages_of(task: str) -> dict[str, int]:
+    """Return the records that a task asks about. A program gets no data of a task, because answers may be there."""
+    drawn = random.Random(task)
+    return {name: drawn.randint(10, 99) for name in drawn.sample(NAMES, 2)}
 
 
 def grade(text: str, ages: Mapping[str, int]) -> Grade:
@@ -83,7 +85,7 @@ def solve(task: Task, clients: Mapping[str, Client]) -> str:
             break
         messages.append(message.model_dump(exclude_none=True))
         messages += [
-            {"role": "tool", "tool_call_id": call.id, "content": look_up(task.data["ages"], call.function.arguments)}
+            {"role": "tool", "tool_call_id": call.id, "content": look_up(ages_of(task.id), call.function.arguments)}
             for call in message.tool_calls
         ]
     writer = clients["writer"]
