@@ -8,29 +8,33 @@ A call that cannot be parsed becomes an error call. Its output tells the agent t
 
 from __future__ import annotations
 
-import ast
 import json
 import re
-import warnings
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from marft.agents.streaming import text_before
-from marft.common.errors import UserError
 from marft.common.reasoning import THINK_END, THINK_START, StopString, measure_first_reasoning
 from marft.common.texts import parse_json_text
 from marft.common.types import Tool, ToolCall
-from marft.inference.call_values import build_error_call, build_tool_call, decode_value, parameter_schema
+from marft.inference.call_values import (
+    build_error_call,
+    build_tool_call,
+    decode_json,
+    decode_value,
+    parameter_schema,
+    skip_whitespace,
+)
+from marft.inference.python_calls import parse_python_calls
 
 PYTHON_TAG = "<|python_tag|>"  # Llama's start of a call, which its templates do not render
 MAX_PARSE_ERRORS = 100  # unreadable calls after which parsing of a turn stops
-PYTHON_CONSTANTS = {"true": True, "false": False, "null": None}  # JSON constants inside Python calls
-_WHITESPACE, _SEPARATORS = re.compile(r"\s*+"), re.compile(r"[\s;,]*+")
+_SEPARATORS = re.compile(r"[\s;,]*+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +223,7 @@ class JsonSyntax(BareSyntax):
         """Parse an object or a list of objects; JSON inside arguments does not count."""
         calls = list[ToolCall]()
         while True:
-            parsed, end, problem = _decode_json(text, start)
+            parsed, end, problem = decode_json(text, start)
             if problem:
                 failed, end = self._error_at(text, start, f"it is no valid JSON: {problem}")
                 return calls + failed, end
@@ -256,10 +260,10 @@ class NamedJsonSyntax(CallSyntax):
         match = re.compile(self.header).match(text, start)
         if match is None:
             return self._error_at(text, start, f"it must have the form {self.form}")
-        _, end, problem = _decode_json(text, match.end())
+        _, end, problem = decode_json(text, match.end())
         if problem:
             return self._error_at(text, start, f"its arguments are no valid JSON: {problem}")
-        if text.startswith("{", _skip_whitespace(text, end)):
+        if text.startswith("{", skip_whitespace(text, end)):
             return self._error_at(text, start, "its arguments are one JSON object")
         return [build_tool_call(match["name"], text[match.end() : end].strip())], end
 
@@ -292,7 +296,7 @@ class TaggedSyntax(CallSyntax):
         parameters = next((tool.parameters for tool in tools if tool.name == name), {})
         arguments: dict[str, object] = {}
         while True:
-            offset = _skip_whitespace(text, offset)
+            offset = skip_whitespace(text, offset)
             if text.startswith(self.closing, offset):
                 return [build_tool_call(name, arguments)], offset + len(self.closing)
             parameter = re.compile(self.parameter).match(text, offset)
@@ -324,7 +328,7 @@ class TaggedSyntax(CallSyntax):
             return ends[index]
         end = text.find(self.value_end, start)
         while end >= 0:
-            after = _skip_whitespace(text, end + len(self.value_end))
+            after = skip_whitespace(text, end + len(self.value_end))
             if text.startswith(self.closing, after) or re.compile(self.parameter).match(text, after):
                 return end
             end = text.find(self.value_end, end + 1)
@@ -372,7 +376,7 @@ class GemmaSyntax(CallSyntax):
         marks = re.compile(rf"{GEMMA_STRING}|{re.escape(self.closing)}", re.DOTALL).finditer(text, match.end())
         end = next((mark.start() for mark in marks if mark["string"] is None), len(text))
         written = text[match.end() : end].strip()
-        parsed, _, problem = _decode_json(_GEMMA_TOKENS.sub(_gemma_token_to_json, written), 0)
+        parsed, _, problem = decode_json(_GEMMA_TOKENS.sub(_gemma_token_to_json, written), 0)
         if problem:
             return self._error_at(text, start, f"its arguments cannot be read: {problem}")
         return [build_tool_call(match["name"], parsed)], end
@@ -408,7 +412,7 @@ class PythonSyntax(BareSyntax):
         end = text.find(self.closing, start) if self.closing else len(text)
         source = text[start : end if end >= 0 else None].strip()
         try:
-            calls = _parse_python(source)
+            calls = parse_python_calls(source)
         except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
             return self._error_at(text, start, f"it is no list of Python calls: {error}")
         return calls, end if end >= 0 else len(text)
@@ -459,7 +463,7 @@ class HarmonySyntax(CallSyntax):
 
     @staticmethod
     def _build_call(name: str, body: str) -> ToolCall:
-        _, end, problem = _decode_json(body, 0)
+        _, end, problem = decode_json(body, 0)
         if problem:
             return build_error_call(body, f"its arguments are no valid JSON: {problem}")
         return build_tool_call(name, body[:end].strip())
@@ -488,7 +492,7 @@ def _iter_harmony_messages(text: str) -> Iterator[_HarmonyMessage]:
     while (header_end := text.find("<|message|>", start)) >= 0:
         header, body_start = text[start:header_end], header_end + len("<|message|>")
         # arguments may contain markers
-        arguments_end = _decode_json(text, body_start)[1] if _HARMONY_RECIPIENT.search(header) else body_start
+        arguments_end = decode_json(text, body_start)[1] if _HARMONY_RECIPIENT.search(header) else body_start
         end = _HARMONY_BODY_END.search(text, arguments_end)
         assert end is not None
         yield _HarmonyMessage(header, text[body_start : end.start()], start, end.end())
@@ -567,7 +571,7 @@ def derive_json_syntax(rendered: str, call: ToolCall) -> JsonSyntax | None:
     for start, character in enumerate(rendered):
         if character not in "[{":
             continue
-        parsed, end, _ = _decode_json(rendered, start)
+        parsed, end, _ = decode_json(rendered, start)
         item = parsed[0] if isinstance(parsed, list) and parsed else parsed
         function = item.get("function", item) if isinstance(item, dict) else None
         if not isinstance(function, dict):
@@ -584,52 +588,6 @@ def derive_json_syntax(rendered: str, call: ToolCall) -> JsonSyntax | None:
                 else None
             )
     return None
-
-
-def _parse_python(source: str) -> list[ToolCall]:
-    """Parse a Python list of calls with keyword arguments.
-
-    Raises:
-        ValueError, TypeError, SyntaxError, RecursionError, MemoryError: it is something else.
-    """
-    with warnings.catch_warnings(action="ignore", category=SyntaxWarning):
-        body = ast.parse(source, mode="eval").body
-    items = body.elts if isinstance(body, ast.List) else [body]
-    return [_build_python_call(item) for item in items]
-
-
-def _build_python_call(node: ast.expr) -> ToolCall:
-    if not isinstance(node, ast.Call):
-        raise UserError(f"{ast.unparse(node)} is no call")
-    if node.args or any(keyword.arg is None for keyword in node.keywords):
-        raise UserError("arguments need names")
-    names = [keyword.arg for keyword in node.keywords]
-    if len(set(names)) < len(names):
-        raise UserError("an argument occurs twice")
-    arguments = {keyword.arg: ast.literal_eval(_JsonConstants().visit(keyword.value)) for keyword in node.keywords}
-    return build_tool_call(ast.unparse(node.func), json.loads(json.dumps(arguments)))
-
-
-class _JsonConstants(ast.NodeTransformer):
-    """Replacement of JSON's names for constants in Python code."""
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        """Replace a constant's name."""
-        return ast.Constant(PYTHON_CONSTANTS[node.id]) if node.id in PYTHON_CONSTANTS else node
-
-
-def _decode_json(text: str, start: int) -> tuple[Any, int, str]:
-    """Parse JSON after ``start``; return the value, its end offset and "", or None, its start and the problem."""
-    start = _skip_whitespace(text, start)
-    try:
-        value, end = json.JSONDecoder().raw_decode(text, start)
-    except (ValueError, RecursionError) as error:
-        return None, start, str(error)
-    return value, end, ""
-
-
-def _skip_whitespace(text: str, start: int) -> int:
-    return _WHITESPACE.match(text, start).end()  # type: ignore[union-attr]  # the pattern matches ""
 
 
 def _any_of(texts: Sequence[str]) -> re.Pattern[str]:

@@ -17,6 +17,7 @@ from marft.inference.schema_checks import resolve_reference
 MAX_DEPTH = 64  # maximum nesting of a call's arguments
 # longest value, in characters, that is parsed as a Python literal
 MAX_PYTHON_LITERAL = 100_000
+_WHITESPACE = re.compile(r"\s*+")
 
 
 def build_tool_call(name: str, arguments: object) -> ToolCall:
@@ -120,3 +121,18 @@ def _decode_python_literal(text: str) -> object:
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return text
     return value
+
+
+def decode_json(text: str, start: int) -> tuple[Any, int, str]:
+    """Parse JSON after ``start``; return the value, its end offset and "", or None, its start and the problem."""
+    start = skip_whitespace(text, start)
+    try:
+        value, end = json.JSONDecoder().raw_decode(text, start)
+    except (ValueError, RecursionError) as error:
+        return None, start, str(error)
+    return value, end, ""
+
+
+def skip_whitespace(text: str, start: int) -> int:
+    """Return the offset of the next character that is no white space."""
+    return _WHITESPACE.match(text, start).end()  # type: ignore[union-attr]  # the pattern matches ""
