@@ -47,6 +47,7 @@ def main() -> None:
             "pytest",
             "tests/marft_serve/test_vllm.py",
             "tests/marft_serve/test_vllm_in_flight.py",
+            "tests/marft_serve/test_vllm_families.py",
             "-p",
             "no:cacheprovider",
             "--junitxml",

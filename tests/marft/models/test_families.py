@@ -23,7 +23,7 @@ from marft.models.decode_cache import new_decode_cache
 from marft.models.loader import load_backbone
 from marft.models.log_probs import score_tokens
 from marft.models.packed_rows import PackedRows
-from tests.families import FAMILY, OWN, PACKED, RECURRENT, random_model
+from tests.families import FAMILY, LEFT_OUT, OWN, PACKED, RECURRENT, random_model
 from tests.nights import BY_NIGHT, some
 
 ROWS = [(np.arange(2, n + 2) ** 3 * 7 % 96).astype(np.int32) for n in (3, 23, 11)]
@@ -151,21 +151,6 @@ def decode(backbone: Backbone, prompts: Sequence[int]) -> Tensor:
             kept.extend([state] if len(kept) < len(row) else [])
         lengths = [length + 1 for length in lengths]
     return backbone.compute_logits(torch.stack([state for states in found for state in states]), None).log_softmax(-1)
-
-
-FOR_EXPERTS = {"gate_proj", "up_proj", "down_proj"}  # peft takes these for the experts of a model that has any
-LEFT_OUT = {
-    "DeepSeek 3": FOR_EXPERTS,
-    "DeepSeek 3 with expert groups": FOR_EXPERTS,
-    "ERNIE 4.5 with experts": FOR_EXPERTS,
-    "GLM 4 with experts": FOR_EXPERTS,
-    "DeepSeek 3.2": {*FOR_EXPERTS, "wq_b", "wk", "weights_proj"},
-    "Qwen 3 Next": FOR_EXPERTS,
-    "Mamba": {"out_proj"},
-    "Mamba 2": {"out_proj"},
-    "Nemotron-H": {"out_proj"},
-    "Nemotron 3": {"out_proj", *FOR_EXPERTS},
-}  # refused by peft; only chooses keys
 
 
 @pytest.mark.parametrize("name", part(*(name for name in (*PACKED, *OWN) if name != "GPT-2")))
