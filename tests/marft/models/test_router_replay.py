@@ -210,7 +210,7 @@ def test_records_of_all_layers_lose_those_without_experts_and_wrong_ones_are_ref
     own = recorded(backbone, ROWS)[0]
     every = np.concatenate([np.zeros_like(own), own], 1)  # the first layer is dense
     assert np.array_equal(replay.select_layers(every), own)
-    for wrong in (np.repeat(own, 3, 1), own + 8):
+    for wrong in (np.repeat(own, 3, 1), own + 8, np.full_like(own, 8)):
         with pytest.raises(UserError, match="reports experts that the model does not have"):
             replay.select_layers(wrong)
     with pytest.raises(UserError, match=r"reports 1 experts per token, and the model selects 2"):
