@@ -50,8 +50,8 @@ class Distillation:
             own, other = (models.policies[name].tokenizer for name in (policies[role], teacher))
             if own is not other and own.get_vocab() != other.get_vocab():
                 raise UserError(
-                    f"distillation: teacher {teacher!r} splits text into other tokens than {role!r}; use a teacher with "
-                    "the tokenizer of its student"
+                    f"distillation: teacher {teacher!r} splits text into other tokens than {role!r}; use a teacher "
+                    "with the tokenizer of its student"
                 )
 
     def add_advantages(
