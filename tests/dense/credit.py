@@ -16,7 +16,7 @@ def judge(cases: Sequence[Case], settings: Any, baselines: dict[str, float]) -> 
         "gae": gae, "step-gae": step_gae, "monte-carlo": monte_carlo,
     }  # fmt: skip
     together: dict[str, Callable[[Sequence[Case], Any], list[Judged]]] = {
-        "batch": groups.batch, "grpo": groups.grpo, "rloo": groups.rloo, "agent-group": groups.agent_group,
+        "batch": groups.batch, "grpo": groups.grpo, "gdpo": groups.gdpo, "rloo": groups.rloo, "agent-group": groups.agent_group,
         "magrpo": groups.magrpo, "comam": groups.comam,
         "tree": groups.tree, "counterfactual": groups.counterfactual,
         "preference": pairs.preference, "preference-tree": pairs.preference, "best": pairs.best,

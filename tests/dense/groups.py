@@ -65,6 +65,15 @@ def grpo(cases: Sequence[Case], s: Any) -> list[Judged]:
     return to_episodes(cases, relative(of_episodes(cases), s.scale_rewards))
 
 
+def gdpo(cases: Sequence[Case], s: Any) -> list[Judged]:
+    """Liu et al. 2026: terms in their groups, then over the batch. The dense twin's rewards have a single term."""
+    entries = [Entry(entry.key, entry.reward, 0.0) for entry in of_episodes(cases)]
+    sums = relative(entries, scale=True)
+    center = sum(sums) / len(sums)
+    spread = math.sqrt(sum((x - center) ** 2 for x in sums) / (len(sums) - 1))
+    return to_episodes(cases, [(x - center) / (spread + EPSILON) for x in sums])
+
+
 def rloo(cases: Sequence[Case], s: Any) -> list[Judged]:
     """R − mean of the other attempts (Ahmadian et al. 2024)."""
     entries, results = of_episodes(cases), []

