@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +15,10 @@ from marft.models.packed_rows import PackedRows
 from marft.rollout.local_runner import LocalRolloutRunner
 from tests.families import lora_layers, random_team_model
 from tests.helpers import settings
+from tests.marft_serve import test_vllm
+from tests.marft_serve.test_vllm import CLOSE, VLLM
 
-PYTHON = os.environ.get("MARFT_VLLM", "")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not PYTHON, reason="minutes, and gigabytes: make test-vllm installs vLLM and runs them"),
-]
-VLLM = ("--engine", f"{{kind = 'vllm', python = '{PYTHON}', engine_args = {{enforce_eager = true}}}}")
-CLOSE = 1e-4  # nats a token
+pytestmark = test_vllm.pytestmark
 SIZES = {"hidden_size": 128, "head_dim": 32, "intermediate_size": 96, "mamba_d_head": 64, "query_pre_attn_scalar": 32}
 PROMPT = np.arange(5, 45, dtype=np.int32)
 

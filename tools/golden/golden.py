@@ -165,7 +165,7 @@ def _pins(tree: Path) -> set[str]:
 
 
 def _with_gateway(project: Path) -> str:
-    """Return what pip installs: a project, with what its gateway needs where it has one."""
+    """Return the requirement for pip: the project's folder, with the extra ``gateway`` if the project has it."""
     about = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return f"{project}[gateway]" if "gateway" in about.get("optional-dependencies", {}) else str(project)
 

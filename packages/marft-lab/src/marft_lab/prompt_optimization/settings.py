@@ -84,14 +84,7 @@ class PromptOptimizerSettings(TrainingSection):
         for role in self.agents:
             if role not in roles:
                 yield f"prompt_optimization.agents: no agent is called {role!r}{did_you_mean(role, roles)}"
-        for name in sorted(self.extra_policies()):
-            if name not in run.policies:
-                yield f"prompt_optimization.proposer: no policy is called {name!r}{did_you_mean(name, run.policies)}"
-            elif run.policies[name].train != "frozen" and not any(agent.policy == name for agent in run.agents):
-                yield (
-                    f"prompt_optimization.proposer: policy {name!r} learns, and no agent acts with it, so there is "
-                    "nothing that it could learn from; set its train = 'frozen', or make it an agent"
-                )
+        yield from self.policy_problems(run, "prompt_optimization.proposer")
         if run.rollout.max_policy_lag:
             yield (
                 "prompt_optimization: a round changes what agents are told in episodes that are not begun yet, and "

@@ -58,16 +58,13 @@ class DistillationSettings(Section):
         for role in self.teachers:
             if role not in roles:
                 yield f"distillation.teachers: no agent is called {role!r}{did_you_mean(role, roles)}"
+        yield from self.policy_problems(run, "distillation")
         for name in sorted(self.extra_policies()):
-            if name not in run.policies:
-                yield f"distillation: no policy is called {name!r}{did_you_mean(name, run.policies)}"
-            elif run.is_remote(run.policies[name].model):
+            if name in run.policies and run.is_remote(run.policies[name].model):
                 yield (
                     f"distillation: policy {name!r} is remote, and an endpoint does not score given tokens; use a "
                     "local model"
                 )
-            elif run.policies[name].train != "frozen" and not any(agent.policy == name for agent in run.agents):
-                yield f"distillation: policy {name!r} learns, and no agent acts with it; set its train = 'frozen'"
         policies = {agent.role: agent.policy for agent in run.agents}
         for role, teacher in self.teacher_of(run).items():
             if policies[role] == teacher:

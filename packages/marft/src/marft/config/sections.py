@@ -18,7 +18,7 @@ from marft.common.errors import UserError
 from marft.common.packages import registered_entry_points
 from marft.common.processes.launcher import Launcher, LocalLauncher
 from marft.config.plugins import load_registered
-from marft.config.settings import Settings
+from marft.config.settings import Settings, did_you_mean
 
 if TYPE_CHECKING:
     from marft.config.run import RunSettings
@@ -43,6 +43,21 @@ class Section(Settings):
     def extra_policies(self) -> Iterable[str]:
         """Return auxiliary policies that the section samples from, in addition to agents' policies."""
         return ()
+
+    def policy_problems(self, run: RunSettings, place: str) -> Iterable[str]:
+        """Yield the auxiliary policies that do not exist, or learn without an agent.
+
+        Args:
+            place: key that names the policies.
+        """
+        for name in sorted(self.extra_policies()):
+            if name not in run.policies:
+                yield f"{place}: no policy is called {name!r}{did_you_mean(name, run.policies)}"
+            elif run.policies[name].train != "frozen" and not any(agent.policy == name for agent in run.agents):
+                yield (
+                    f"{place}: policy {name!r} learns, and no agent acts with it, so there is nothing that it could "
+                    "learn from; set its train = 'frozen', or make it an agent"
+                )
 
     def extra_tasks(self, step: int, tasks: int) -> int:  # noqa: ARG002
         """Return the number by which the section extends a training step with ``tasks`` tasks.

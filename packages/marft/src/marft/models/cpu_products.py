@@ -17,23 +17,13 @@ from torch import Tensor
 MIN_WEIGHTS = 2**17  # elements of the smallest weight that oneDNN multiplies
 MAX_PACKED_BYTES = 2**30  # of the packed copies of a model's weights
 PACKED_ROWS = 32  # rows that the packed order suits best
-
-
-def _has_onednn() -> bool:
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-
-
-HAS_ONEDNN = _has_onednn()
+HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def uses_onednn(weight: Tensor) -> bool:
     """Return whether oneDNN multiplies this weight."""
-    return (
-        HAS_ONEDNN
-        and weight.numel() >= MIN_WEIGHTS
-        and weight.dtype is torch.float32
-        and weight.device.type == "cpu"
-    )  # fmt: skip
+    is_large = weight.numel() >= MIN_WEIGHTS
+    return HAS_ONEDNN and is_large and weight.dtype is torch.float32 and weight.device.type == "cpu"
 
 
 def _onednn_linear(x_NK: Tensor, weight_OK: Tensor, bias_O: Tensor | None) -> Tensor:

@@ -55,7 +55,7 @@ class Adapter(nn.Module):
 
 
 class AdapterSet(nn.Module):
-    """Collection of the adapters that policies have on one weight."""
+    """Adapters of one weight, by policy."""
 
     def __init__(self) -> None:
         super().__init__()
