@@ -109,6 +109,7 @@ def watched(browser: playwright.Browser, viewer: Viewer, **options: object) -> I
     with loop_of(browser):
         context = browser.new_context(**{"viewport": {"width": 1440, "height": 900}, **options})
         context.set_default_timeout(8000)
+        context.set_default_navigation_timeout(30_000)  # the browser's first page waits while others take the processor
         seen = Seen(context.new_page(), viewer.address)
         told = {"error", "warning"}
         seen.page.on("console", lambda message: message.type in told and seen.problems.append(message.text))
